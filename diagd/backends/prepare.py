@@ -66,9 +66,7 @@ def prepare(
         return prepare(model, instead, int8)
 
 
-@cache
-def _say_once(warning: str) -> None:
-    logger.warning("%s", warning)
+_say_once = cache(logger.warning)
 
 
 class Candidate(NamedTuple):
@@ -176,8 +174,7 @@ def _merged(model: Transformer, int8: bool) -> Transformer:
 
 
 def _with_kernels(model: Transformer, int8: bool) -> TritonModel:
-    reason = why_not(model)
-    if reason is not None:
+    if (reason := why_not(model)) is not None:
         raise OSError(reason)
     dtype = int8_companion(model.device) if int8 else model.dtype
     load_kernels(model.config, dtype, model.device)  # it may fail, and then the model is whole

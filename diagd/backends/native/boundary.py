@@ -25,9 +25,10 @@ def fields(*groups: tuple[type, str]) -> list[tuple[str, type]]:
     return [(name, kind) for kind, names in groups for name in names.split()]
 
 
-class LayerRecord(ctypes.Structure):
-    """Addresses of one layer's weights: LayerWeights in csrc/records.h."""
+# Records of csrc/records.h under their names there (a layer: LayerWeights), and of csrc/packing.h
 
+
+class LayerRecord(ctypes.Structure):
     _fields_ = fields(
         (POINTER, "qkv out gate_up down qkv_bias out_bias gate_up_bias down_bias"),
         (POINTER, "qkv_scale out_scale gate_up_scale down_scale"),
@@ -36,8 +37,6 @@ class LayerRecord(ctypes.Structure):
 
 
 class ModelRecord(ctypes.Structure):
-    """Shape of a model and addresses of its weights: Model in csrc/records.h."""
-
     _fields_ = fields(
         (INT, "hidden intermediate layers heads kv_heads head_dim vocab rms gated"),
         (INT, "num_embeddings max_positions prefix actions grid_width grid_tokens head_size"),
@@ -48,8 +47,6 @@ class ModelRecord(ctypes.Structure):
 
 
 class StepRecord(ctypes.Structure):
-    """Step in csrc/records.h."""
-
     _fields_ = fields(
         (INT, "batch lanes visible_slots num_slots keep threads"),
         (POINTER, "tokens at slots visible steps held fed_at keys values logits seconds"),
@@ -57,8 +54,6 @@ class StepRecord(ctypes.Structure):
 
 
 class DrawRecord(ctypes.Structure):
-    """Draw in csrc/records.h."""
-
     _fields_ = fields(
         (INT, "batch lanes vocab stride threads top_k exclusive_top_p"),
         (FLOAT, "temperature top_p"),
@@ -67,8 +62,6 @@ class DrawRecord(ctypes.Structure):
 
 
 class SpaceRecord(ctypes.Structure):
-    """Space in csrc/records.h."""
-
     _fields_ = fields(
         (INT, "slots height width"),
         (ctypes.c_int64, "low high"),
@@ -78,8 +71,6 @@ class SpaceRecord(ctypes.Structure):
 
 
 class AttendedRecord(ctypes.Structure):
-    """Attended in csrc/packing.h."""
-
     _fields_ = fields(
         (INT, "batch heads kv_heads lanes head_dim threads"),
         (FLOAT, "scale"),

@@ -64,9 +64,7 @@ CLEARLY_FASTER = 1.3  # than PyTorch, a diagonal's step: what a good compiler ma
 def load_library() -> ctypes.CDLL:
     """Return the kernels, chosen on first use (about twenty seconds where they are built).
 
-    Raises:
-        OSError: none are prebuilt for this machine, and there is no compiler, or it fails, or what
-            it built does. It is not tried a second time by this process.
+    Where there are none, OSError says why; this process does not try a second time.
     """
     found = _library()
     if isinstance(found, OSError):
@@ -93,8 +91,7 @@ def find_or_make() -> Path:
             if "times" in _try(tried, name, Path(scratch), path):
                 break
             logger.warning("%s: trying the next best", tried[name]["problem"])
-        compiler = find_compiler()
-        if compiler is not None:
+        if (compiler := find_compiler()) is not None:
             _try(tried, BUILT, Path(scratch), [compiler])
         if (command := zig()) and not any(map(_is_fast, tried.values())):
             _try(tried, ZIG, Path(scratch), command)

@@ -67,13 +67,9 @@ class NativeModel(CausalModel):
         use_up: bool = False,
         library: ctypes.CDLL | None = None,
     ) -> None:
-        """Pack the weights of a model, for the kernels of `load_library` by default.
+        """Pack the weights of a model, which `use_up` empties layer by layer.
 
-        `use_up` empties the model layer by layer, so that a large one is never there twice.
-
-        Raises:
-            ValueError: A model that kernels are lacking for.
-            OSError: There are no kernels for this machine.
+        Without kernels for the model it is a ValueError, without any for this machine an OSError.
         """
         if not has_kernels(model.config):
             raise ValueError(

@@ -103,10 +103,10 @@ def run_backward(
     library: ctypes.CDLL, out_grad: Tensor, out: Tensor, masses: Tensor, *given: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values, given what `run_forward` was and gave."""
-    found = torch.empty_like(given[0]), torch.empty_like(given[1]), torch.empty_like(given[2])
-    grads = dict(zip(("queries_grad", "keys_grad", "values_grad"), found, strict=True))
+    queries, keys, values = map(torch.empty_like, given[:3])
+    grads = {"queries_grad": queries, "keys_grad": keys, "values_grad": values}
     _call(library.attend_backward, given, out_grad=out_grad, out=out, masses=masses, **grads)
-    return found
+    return queries, keys, values
 
 
 def _call(function: Callable[..., Any], given: tuple[Tensor, ...], **others: Tensor) -> None:

@@ -118,11 +118,7 @@ class Play(NamedTuple):
 
 
 def pack_world(model: Transformer, tokenizer: VQTokenizer, play: Play) -> bytes:
-    """Format a world as the kernels read it, its weights rounded to 8 bits.
-
-    Raises:
-        ValueError: a model or a tokenizer that they cannot run.
-    """
+    """Format a world as the kernels read it, its weights rounded to 8 bits, or raise ValueError."""
     config = model.config
     if not model.relative_positions:
         raise ValueError("a model of absolute positions cannot be played in a browser")

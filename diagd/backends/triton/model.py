@@ -37,7 +37,6 @@ class Kernels(NamedTuple):
     draw: Callable[..., Tensor]
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
-        """Draw as `diagd.decoding.sampling.sample` does, in one kernel."""
         options, ranges = draw.options, draw.ranges
         return self.draw(
             logits,

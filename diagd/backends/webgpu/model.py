@@ -149,18 +149,12 @@ class Recorded:
 
 
 class WebGPUModel(CausalModel):
-    """A `Transformer` behind the same protocol, its weights copied to a GPU.
+    """A `Transformer` behind the same protocol, its weights copied to a GPU, maybe as 8 bits.
 
     Tokens, masks and logits are on the CPU. Draws are those of `sample` but for rounding.
     """
 
     def __init__(self, model: Transformer, int8: bool = False) -> None:
-        """Copy the weights of a model, or round them to 8 bits.
-
-        Raises:
-            ValueError: a model that the shaders cannot run, or `wgpu` is not installed.
-            OSError: there is no GPU.
-        """
         dtype = torch.int8 if int8 else model.dtype
         check_shape(model.config, dtype)
         self.config, self.dtype = model.config, model.dtype
@@ -250,14 +244,9 @@ class WebGPUModel(CausalModel):
     def submit(self, cache: WebGPUCache, batch: Batch) -> None:
         """Upload what the steps read, and submit them."""
         space, device = cache.workspace, self.device_used
-        records, lanes, memory = batch.records(), bytes_of(batch.lanes), bytes_of(batch.memory)
-        space.fit(
-            tasks=len(records),
-            lanes=len(lanes),
-            memory=len(memory),
-            arena=4 * batch.capacity * self.row_floats,
-        )
-        space.write(tasks=records, lanes=lanes, memory=memory)
+        lanes, memory = bytes_of(batch.lanes), bytes_of(batch.memory)
+        arena = 4 * batch.capacity * self.row_floats
+        space.write(arena, tasks=batch.records(), lanes=lanes, memory=memory)
         encoder = device.device.create_command_encoder()
         run = encoder.begin_compute_pass()
         for index, task in enumerate(batch.tasks):

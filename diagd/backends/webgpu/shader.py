@@ -197,9 +197,6 @@ def describe_shaders(model: Transformer, places: dict[str, int]) -> tuple[dict[s
 
     The kernels tell which lanes a frame feeds (native/csrc/wasm/world.cpp); 8-bit matrices are
     taken from the world's file, where they begin at `places`, in blocks (native/weights.py).
-
-    Raises:
-        ValueError: a model that the shaders cannot run.
     """
     config = model.config
     check_shape(config, torch.int8)
