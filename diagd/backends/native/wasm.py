@@ -25,6 +25,7 @@ from diagd.backends.native.boundary import (
     fields,
 )
 from diagd.backends.native.weights import NativeWeights
+from diagd.backends.webgpu.device import bytes_of
 from diagd.decoding.sampling import ValidRanges
 from diagd.decoding.schedule import Order, SequenceLayout, make_plan
 from diagd.models.transformer import Transformer
@@ -84,11 +85,10 @@ class Memory:
         self.content += bytes(-len(self.content) % ALIGNED)
         start = len(self.content)
         if isinstance(what, Tensor):
-            numbers = what.detach().contiguous().flatten()
-            self.content += numbers.view(torch.uint8).numpy().tobytes()
-            return start
-        for record in what:
-            self.write(len(self.content), record)
+            self.content += bytes_of(what)
+        else:
+            for record in what:
+                self.write(len(self.content), record)
         return start
 
     def write(self, at: int, record: ctypes.Structure) -> None:

@@ -92,13 +92,11 @@ class WebGPUBuffers(Buffers):
     def tokens(self) -> Tensor:
         if self.recorded is not None:
             recorded, self.recorded = self.recorded, None
-            recorded.submit(self)
+            recorded.submit()
         return self.tokens_here
 
     @tokens.setter
-    def tokens(  # pyright: ignore[reportIncompatibleVariableOverride]
-        self, tokens: Tensor
-    ) -> None:
+    def tokens(self, tokens: Tensor) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         self.tokens_here = tokens
 
 
@@ -116,10 +114,11 @@ class Recorded:
         same = torch.equal(self.held, slots.held) and torch.equal(self.fed_at, slots.fed_at)
         return self.step is step and same
 
-    def batch(self, tokens: Tensor) -> Batch:
-        """Describe all steps as one submission; tokens (B, slots) int64 are those before them."""
+    def submit(self) -> None:
+        """Run all steps in one submission, and fetch the tokens."""
         buffers, ranges = self.step.buffers, self.step.ranges
-        model: WebGPUModel = buffers.cache.model
+        tokens, cache = buffers.tokens, buffers.cache
+        model: WebGPUModel = cache.model
         rules = rules_of(self.step.sampling, model.vocab_size)
         batch, slots = tokens.shape
         lanes = Lanes.of(torch.cat([lanes for lanes, _ in self.steps], 1))
@@ -139,12 +138,7 @@ class Recorded:
             tasks.append(task._replace(first=first, **rules))
             first += one.shape[1] * model.lane
         memory = torch.cat([part.to(torch.int32) for part in state])
-        return Batch(tasks, model.lanes_of(fields, lanes.positions), memory, True)
-
-    def submit(self, buffers: WebGPUBuffers) -> None:
-        """Run all steps, and fetch the tokens."""
-        tokens, cache = buffers.tokens_here, buffers.cache
-        cache.model.submit(cache, self.batch(tokens))
+        model.submit(cache, Batch(tasks, model.lanes_of(fields, lanes.positions), memory, True))
         tokens.copy_(cache.workspace.read("memory", torch.int32, 0, tokens.numel()).view_as(tokens))
 
 
