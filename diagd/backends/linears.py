@@ -23,7 +23,7 @@ def can_pack(model: Transformer) -> bool:
 
 
 def multiplies_packed(dtype: torch.dtype) -> bool:
-    """Tell whether oneDNN multiplies numbers of a type on this processor, or else raises."""
+    """Tell whether oneDNN multiplies a type on this processor; where not, packing may raise."""
     if dtype == torch.bfloat16:
         return torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return torch.backends.mkldnn.is_available() and dtype == torch.float32
@@ -96,7 +96,7 @@ def merge_linears(model: Transformer, pack: bool) -> Transformer:
 
 
 def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round a matrix (N, K) to int8, a row's largest magnitude to 127; return its (N,) scales."""
+    """Round (N, K) to int8, a row's largest magnitude to 127; return (N,) float32 scales, too."""
     scales = weight.abs().amax(1).clamp(min=1e-12) / 127
     return (weight / scales[:, None]).round().to(torch.int8), scales
 

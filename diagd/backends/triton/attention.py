@@ -46,7 +46,7 @@ def tiling_of(num_rows: int, head_size: int, dtype: torch.dtype) -> Tiling:
 
 
 def part_size(num_slots: int, num_tiles: int, keys: int) -> int:
-    """Return the slots of a part, which `num_tiles` programs read, `keys` at a time: a multiple."""
+    """Return the slots of a part, a multiple of `keys`; `num_tiles` programs read each part."""
     max_parts = max(1, min(MAX_PARTS, NUM_PROGRAMS // num_tiles))
     size = min(num_slots, max(MIN_PART, triton.cdiv(num_slots, max_parts)))
     return triton.cdiv(size, keys) * keys

@@ -172,7 +172,7 @@ def _product(
     """
     weight = weight.detach().float()
     gains, shift = getattr(norm, "weight", None), getattr(norm, "bias", None)
-    gains = torch.ones(weight.shape[1]) if gains is None else gains.detach().float()
+    gains = torch.ones_like(weight[0]) if gains is None else gains.detach().float()
     tail: list[Tensor] = []
     packed = weight * gains
     if dtype == torch.int8:
