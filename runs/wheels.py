@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, get_args
 import tyro
 
 from diagd.backends.native.compiler import FLAGS, SOURCES
-from diagd.backends.native.library import PREBUILT, VARIANTS
+from diagd.backends.native.library import PREBUILT
 
 ROOT = Path(__file__).parent.parent
 PlatformName = Literal[
@@ -37,6 +37,18 @@ class Platform(NamedTuple):
     variants: tuple[str, ...]
 
 
+_AVX2 = ("avx2", "fma", "bmi2", "f16c")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_BF16 = (*_AVX512, "avx512vnni", "avx512bf16")
+FEATURES = {  # what each of `library.VARIANTS` is compiled for, by the names of LLVM
+    "amx": (*_BF16, "amx-tile", "amx-bf16", "amx-int8"),
+    "avx512bf16": _BF16,
+    "avx512vnni": (*_AVX512, "avx512vnni"),
+    "avx512": _AVX512,
+    "avxvnni": (*_AVX2, "avxvnni"),
+    "avx2": _AVX2,
+    "neon": (),
+}
 _X86 = ("avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2")
 PLATFORMS: dict[
     PlatformName, Platform
@@ -84,16 +96,14 @@ def compile_kernels(platform: Platform, folder: Path) -> None:
     """Compile the variants of a platform that are not in the folder, or older than the sources."""
     folder.mkdir(parents=True, exist_ok=True)
     newest = max(path.stat().st_mtime for path in SOURCES.iterdir())
-    for variant in VARIANTS:
-        target = folder / f"{variant.name}.so"
-        if variant.name not in platform.variants or (
-            target.is_file() and target.stat().st_mtime > newest
-        ):
+    for name in platform.variants:
+        target = folder / f"{name}.so"
+        if target.is_file() and target.stat().st_mtime > newest:
             continue
-        print(f"{platform.zig}: {variant.name}", flush=True)
+        print(f"{platform.zig}: {name}", flush=True)
         with TemporaryDirectory(dir=folder) as scratch:  # compilers leave more than the library
             flags = ("-target", platform.zig, "-mcpu=baseline", *FLAGS, "-s")
-            flags += (*_for_sources(variant.features), "-o", target.name)  # on macOS kept in it
+            flags += (*_for_sources(FEATURES[name]), "-o", target.name)  # on macOS kept in it
             _run("ziglang", "c++", *flags, *SOURCES.glob("*.cpp"), folder=scratch)
             (Path(scratch) / target.name).replace(target)
 

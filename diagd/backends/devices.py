@@ -4,17 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from diagd.backends.names import DTypeChoice, DTypeName
-
-# Features of processors that multiply bfloat16 themselves, by torch's names of its capabilities
-BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16")
-
-
-def choose_dtype(name: DTypeChoice, device: torch.device) -> DTypeName:
-    """Return the number type of that name; `auto` is bfloat16 where the device multiplies it."""
-    if name != "auto":
-        return name
-    return "bfloat16" if multiplies_bfloat16(device) else "float32"
+from diagd.backends.names import DTypeName
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
@@ -22,7 +12,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     features = cpu_features()
-    return any(features.get(unit) for unit in BFLOAT16_UNITS)
+    return bool(features.get("amx_bf16") or features.get("avx512_bf16"))
 
 
 def cpu_features() -> Mapping[str, object]:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diagd.backends.devices import choose_dtype, dtype_of
+from diagd.backends.devices import multiplies_bfloat16
 from diagd.models.transformer import Transformer
 
 
@@ -23,10 +23,7 @@ def can_pack(model: Transformer) -> bool:
 
 
 def multiplies_packed(dtype: torch.dtype) -> bool:
-    """Tell whether oneDNN multiplies numbers of a type on this processor.
-
-    bfloat16 it multiplies on some only; elsewhere it raises where a weight is packed.
-    """
+    """Tell whether oneDNN multiplies a type on this processor; where not, packing may raise."""
     if dtype == torch.bfloat16:
         return torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return torch.backends.mkldnn.is_available() and dtype == torch.float32
@@ -42,7 +39,6 @@ class MergedLinear(nn.Module):
     bias: Tensor | None
 
     def __init__(self, layers: dict[str, nn.Linear], pack: bool) -> None:
-        """Merge layers, by name; `pack` keeps the weight in oneDNN's own order."""
         super().__init__()
         self.names = tuple(layers)
         self.sizes = [layer.out_features for layer in layers.values()]
@@ -55,7 +51,6 @@ class MergedLinear(nn.Module):
         self.register_buffer("bias", torch.cat(biases) if biases else None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (..., in_features) to (..., sum of out_features)."""
         is_one_lane = x.numel() == x.shape[-1]
         if self.weight is None or (self.packed is not None and not is_one_lane):
             return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
@@ -65,11 +60,8 @@ class MergedLinear(nn.Module):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         parent = prefix[:-1].rpartition(".")[0]
-        weight = self.weight
-        if weight is None:
-            assert self.packed is not None
-            weight = self.packed.to_dense()
-        parts = {"weight": weight.split(self.sizes)}
+        weight: Any = self.packed if self.weight is None else self.weight
+        parts = {"weight": weight.to_dense().split(self.sizes)}
         if self.bias is not None:
             parts["bias"] = self.bias.split(self.sizes)
         for kind, tensors in parts.items():
@@ -81,15 +73,14 @@ class MergedLinear(nn.Module):
 
 
 def merge_linears(model: Transformer, pack: bool) -> Transformer:
-    """Merge the model's projections, in place, and on the CPU pack all its linear layers.
+    """Merge the model's projections, in place, for inference only.
 
-    A tied output layer stays as it is: it is the embedding table. The model returned is the same,
-    for inference only.
+    A tied output layer stays as it is: it is the embedding table.
 
     Args:
-        pack: keep weights in oneDNN's order, for eager runs where `can_pack` (`torch.compile` packs
-            by itself). In float32 the plain weights stay beside them: they are faster for a single
-            lane, and raster should not be slowed down.
+        pack: keep all weights in oneDNN's order, for eager runs where `can_pack` (`torch.compile`
+            packs by itself). In float32 the plain weights stay beside them: they are faster for a
+            single lane, and raster should not be slowed down.
     """
     for module in list(model.modules()):
         for merged, names in getattr(module, "mergeable", {}).items():
@@ -105,10 +96,7 @@ def merge_linears(model: Transformer, pack: bool) -> Transformer:
 
 
 def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round the rows of a matrix (N, K) to int8; return (N,) float32 scales, too.
-
-    The largest magnitude of a row becomes 127.
-    """
+    """Round (N, K) to int8, a row's largest magnitude to 127; return (N,) float32 scales, too."""
     scales = weight.abs().amax(1).clamp(min=1e-12) / 127
     return (weight / scales[:, None]).round().to(torch.int8), scales
 
@@ -126,7 +114,6 @@ class Int8Linear(nn.Module):
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (..., K) to (..., N)."""
         out = (F.linear(x, self.weight.to(x.dtype)) * self.scales).to(x.dtype)
         return out if self.bias is None else out + self.bias
 
@@ -136,15 +123,11 @@ def int8_companion(device: torch.device) -> torch.dtype:
 
     Never float16, in which sums over 8-bit integers would overflow.
     """
-    return dtype_of(choose_dtype("auto", device))
+    return torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
 
 
 def round_linears(model: Transformer, dtype: torch.dtype) -> Transformer:
-    """Round a model's linear layers, not packed, in place, and cast what remains to `dtype`.
-
-    A tied output layer stays as it is: it is the embedding table. The model returned is the same,
-    for inference only.
-    """
+    """Round a model's linear layers, not packed, in place, and cast what remains to `dtype`."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear | MergedLinear):

@@ -15,8 +15,7 @@ from typing import NamedTuple, get_args
 
 import torch
 
-from diagd.backends.devices import choose_dtype as choose_by_units
-from diagd.backends.devices import dtype_of
+from diagd.backends.devices import dtype_of, multiplies_bfloat16
 from diagd.backends.linears import can_pack, int8_companion, merge_linears, round_linears
 from diagd.backends.names import Backend, DTypeChoice, DTypeName
 from diagd.backends.native.library import cache_folder, find_or_make, load_library
@@ -40,10 +39,9 @@ def prepare(
 
     Args:
         backend: `auto` on CUDA is `triton` (captured steps, with our kernels), or `cuda-graph`
-            (with PyTorch's) where there is no Triton for this GPU and model. On the CPU it is the
-            faster of `native` (our kernels, prebuilt or built on first use by the C++ compiler at
-            hand) and `eager` (PyTorch's), see `time_candidates`. Where our kernels are found not to
-            work, it is PyTorch's, with a warning.
+            (with PyTorch's) where there is no Triton for this GPU and model; on the CPU the faster
+            of `native` (our kernels) and `eager` (PyTorch's), see `time_candidates`. Where our
+            kernels are found not to work, it is PyTorch's, with a warning.
         int8: Round the weights to 8 bits, which on the CPU only `native` and `webgpu` can run.
 
     Returns:
@@ -55,12 +53,11 @@ def prepare(
     if backend not in get_args(Backend):
         raise ValueError(f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}")
     name = _best(model, int8) if backend == "auto" else backend
-    make = BACKENDS[name]
     on_cpu = model.device.type == "cpu"
     if int8 and on_cpu and name not in ("native", "webgpu"):
         raise ValueError(f"int8 needs backend native or webgpu on the cpu, got {name}")
     try:
-        return make(model, int8), name
+        return BACKENDS[name](model, int8), name
     except OSError as error:
         if backend != "auto" or (int8 and on_cpu):
             raise ValueError(f"backend {name}: {error}") from None
@@ -69,9 +66,7 @@ def prepare(
         return prepare(model, instead, int8)
 
 
-@cache
-def _say_once(warning: str) -> None:
-    logger.warning("%s", warning)
+_say_once = cache(logger.warning)
 
 
 class Candidate(NamedTuple):
@@ -82,11 +77,12 @@ class Candidate(NamedTuple):
     times: StepTimes
 
 
-_CANDIDATES: tuple[tuple[Backend, DTypeName], ...] = (
-    *(("native", dtype) for dtype in ("float32", "bfloat16", "int8")),
-    *(("eager", dtype) for dtype in ("float32", "bfloat16")),
-)
+_CANDIDATES: dict[Backend, tuple[DTypeName, ...]] = {
+    "native": ("float32", "bfloat16", "int8"),
+    "eager": ("float32", "bfloat16"),  # last, for its threads spin (`step_times.py`)
+}
 BFLOAT16_PAYS = 0.9  # of float32's time, or `auto` stays with float32
+NATIVE_DTYPES = torch.float32, torch.bfloat16  # of models that our kernels run
 
 
 @cache
@@ -101,19 +97,17 @@ def time_candidates(config: ModelConfig) -> list[Candidate]:
     if path.is_file():
         kept = json.loads(path.read_text(encoding="utf-8"))
         return [Candidate(backend, dtype, StepTimes(*times)) for backend, dtype, times in kept]
-    models: dict[str, CausalModel] = {}
-    for backend, dtype in _CANDIDATES:
-        model = Transformer.random(shape, dtype=dtype_of(dtype))
-        try:
-            models[f"{backend} {dtype}"] = prepare(model, backend, dtype == "int8")[0]
-        except ValueError as error:
-            logger.debug("%s", error)
-    ours = {name: model for name, model in models.items() if name.startswith("native")}
-    others = {name: model for name, model in models.items() if name not in ours}
-    times = time_steps(shape, ours, others)
-    found = [
-        Candidate(*pair, times[name]) for pair in _CANDIDATES if (name := " ".join(pair)) in times
-    ]
+    found: list[Candidate] = []
+    for backend, dtypes in _CANDIDATES.items():
+        models: dict[DTypeName, CausalModel] = {}
+        for dtype in dtypes:
+            model = Transformer.random(shape, dtype=dtype_of(dtype))
+            try:
+                models[dtype] = prepare(model, backend, dtype == "int8")[0]
+            except ValueError as error:
+                logger.debug("%s", error)
+        times = time_steps(shape, models)
+        found += [Candidate(backend, dtype, times[dtype]) for dtype in models]
     with suppress(OSError):  # where nothing can be kept, the next process times them again
         write_json(path, found)
     return found
@@ -124,11 +118,12 @@ def choose_dtype(
 ) -> DTypeName:
     """Return the number type of that name for the weights of a model.
 
-    `auto` is float32 or bfloat16: on the CPU the one whose steps take less time, on CUDA bfloat16
-    where the GPU multiplies it.
+    `auto` is bfloat16 where the GPU multiplies it, or on the CPU takes less time, else float32.
     """
-    if name != "auto" or device.type != "cpu":
-        return choose_by_units(name, device)
+    if name != "auto":
+        return name
+    if device.type != "cpu":
+        return "bfloat16" if multiplies_bfloat16(device) else "float32"
     costs = {"float32": float("inf"), "bfloat16": float("inf")}
     for backend, dtype, times in time_candidates(config):
         if dtype in costs and (backend == "eager" or has_kernels(config)):
@@ -149,8 +144,8 @@ def _digest_of(shape: ModelConfig) -> str:
 
 def _best(model: Transformer, int8: bool) -> Backend:
     if model.device.type != "cpu":
-        return "triton" if _why_no_triton(model) is None else "cuda-graph"
-    if not _has_cpu_kernels(model) or not has_kernels(model.config):
+        return "triton" if why_not(model) is None else "cuda-graph"
+    if model.dtype not in NATIVE_DTYPES or not has_kernels(model.config):
         return "eager"
     of_dtype = [one for one in time_candidates(model.config) if dtype_of(one.dtype) == model.dtype]
     found = [one for one in of_dtype if (one.dtype == "int8") == int8]
@@ -159,12 +154,8 @@ def _best(model: Transformer, int8: bool) -> Backend:
     return min(found, key=lambda one: one.times.cost).backend
 
 
-def _has_cpu_kernels(model: Transformer) -> bool:
-    return model.device.type == "cpu" and model.dtype in (torch.float32, torch.bfloat16)
-
-
 def _native(model: Transformer, int8: bool) -> CausalModel:
-    if not _has_cpu_kernels(model):
+    if model.device.type != "cpu" or model.dtype not in NATIVE_DTYPES:
         raise ValueError(
             "backend native needs a model on the cpu in float32, bfloat16 or int8, "
             f"got {model.dtype} on {model.device}"
@@ -182,23 +173,12 @@ def _merged(model: Transformer, int8: bool) -> Transformer:
     return round_linears(model, int8_companion(model.device)) if int8 else model
 
 
-def _captured(model: Transformer, int8: bool) -> CausalModel:
-    if model.device.type == "cpu":
-        raise ValueError("backend cuda-graph needs --device cuda")
-    return Captured(_merged(model, int8))
-
-
 def _with_kernels(model: Transformer, int8: bool) -> TritonModel:
-    reason = _why_no_triton(model)
-    if reason is not None:
+    if (reason := why_not(model)) is not None:
         raise OSError(reason)
     dtype = int8_companion(model.device) if int8 else model.dtype
     load_kernels(model.config, dtype, model.device)  # it may fail, and then the model is whole
     return TritonModel(_merged(model, int8))
-
-
-def _why_no_triton(model: Transformer) -> str | None:
-    return why_not(model.config, model.dtype, model.device)
 
 
 # A backend's name (also in `Backend`), and what makes its model: ValueError where it cannot run
@@ -207,7 +187,7 @@ BACKENDS: dict[str, Callable[[Transformer, bool], CausalModel]] = {
     "native": _native,
     "eager": _eager,
     "compile": lambda model, int8: Compiled(_merged(model, int8)),
-    "cuda-graph": _captured,
+    "cuda-graph": lambda model, int8: Captured(_merged(model, int8)),
     "triton": lambda model, int8: Captured(_with_kernels(model, int8)),
     "compiled-graph": lambda model, int8: Captured(_with_kernels(model, int8), compiled=True),
     "webgpu": WebGPUModel,

@@ -1,7 +1,7 @@
 """Steps that are compiled by `torch.compile`, or captured as CUDA graphs and replayed.
 
-Both are models: `Compiled(model)` and `Captured(model)` decode as the model does, token for token.
-Their `forward` and `sample` may not wait for the device or branch on data.
+`Compiled(model)` and `Captured(model)` decode as the model does, token for token. Its `forward` and
+`sample` may not wait for the device or branch on data.
 
 A graph works in the memory that it was captured over, so graphs stay with those buffers, which
 outlive their stream: the model's next stream that fits takes them over, and replays from its first
@@ -38,19 +38,19 @@ class Compiled(ModelWrapper[Behind]):
 
     def make_step(self, step: StepParts) -> StepFunction:
         whole = step.of(self.model).run
-        run = torch.compile(whole, dynamic=True)  # pyright: ignore[reportUnknownMemberType]
+        run = torch.compile(whole, dynamic=True)
         return lambda lanes, num_slots: run(lanes, whole_blocks(num_slots, COMPILED_BLOCK))
 
 
 class Captured(ModelWrapper[Behind]):
-    """A model on CUDA whose steps are captured and replayed: one launch for all kernels of a step.
+    """A model on CUDA whose steps are captured, if `compiled` after `torch.compile` fused them.
 
-    They are fused by `torch.compile` before, if `compiled`.
+    Replaying one is one launch for all its kernels.
     """
 
     def __init__(self, model: Behind, compiled: bool = False) -> None:
         if model.device.type != "cuda":
-            raise ValueError(f"CUDA graphs need a CUDA device, got {model.device}")
+            raise ValueError(f"backend cuda-graph needs --device cuda, got {model.device}")
         super().__init__(model)
         self.compiled = compiled
         self._capture_seconds = 0.0
@@ -119,16 +119,12 @@ class Graphs:
         self.device, self.scratch = device, scratch
         self._captured: dict[Hashable, Graph] = {}
 
-    def __len__(self) -> int:
-        return len(self._captured)
-
     def run(
         self, kind: Hashable, step: StepFunction, lanes: Tensor, num_slots: int, compiled: bool
     ) -> float:
-        """Replay a step, captured when a step of its kind and shape is run for the first time.
+        """Replay a step, captured when the first of its kind and shape is run.
 
         Args:
-            kind: see `diagd.decoding.engine.Step`.
             step: everything it touches besides the lanes stays where it is as long as this lives.
             compiled: let `torch.compile` fuse the step, a method, before it is captured.
 
@@ -178,14 +174,11 @@ class Graphs:
 
 
 def compile_for_one_shape(function: FunctionType) -> Callable[..., None]:
-    """Return a function that does the same, compiled when it is called for the first time.
+    """Return a function that does the same, compiled when it is first called, for one shape only.
 
-    It is to be called with one shape only: compiled code stays with the code of a function, for
-    ever, and the ninth shape of a function is an error. So every shape has a function of its own,
-    whose code goes with it. Nothing of a call's arguments is kept.
-
-    Raises:
-        ValueError: when called, in one line, where it cannot be compiled.
+    Compiled code stays with the code of a function for ever, and the ninth shape of a function is
+    an error. So every shape has a function of its own, whose code goes with it. Nothing of a call's
+    arguments is kept. What cannot be compiled is a ValueError of one line when it is called.
     """
     own = FunctionType(
         function.__code__.replace(),
@@ -194,9 +187,8 @@ def compile_for_one_shape(function: FunctionType) -> Callable[..., None]:
         function.__defaults__,
         function.__closure__,
     )
-    compiled: Callable[..., None] = torch.compile(  # pyright: ignore[reportUnknownMemberType]
-        own, fullgraph=True, dynamic=False, options={"triton.cudagraphs": False}
-    )
+    options: dict[str, Any] = {"triton.cudagraphs": False}
+    compiled = torch.compile(own, fullgraph=True, dynamic=False, options=options)
 
     def run(*arguments: Any) -> None:
         from torch._dynamo.exc import TorchDynamoException  # here, for it takes a second

@@ -8,7 +8,7 @@ come last, for its threads spin on the cores for a while after they have compute
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -32,6 +32,7 @@ REFERENCE = ModelConfig(  # the bundled world's, but for the number of layers
     position="rope3d",
 )
 MAX_SIZE = 2**24  # of a layer's widths: of a larger one no copy is made to be timed
+Name = TypeVar("Name", bound=str)
 MIN_ROUNDS, SECONDS, TURN = 3, 0.5, 0.01
 
 
@@ -55,24 +56,18 @@ def shape_to_time(config: ModelConfig) -> ModelConfig:
     return dataclasses.replace(config, num_layers=layers, context_size=0, position_table=False)
 
 
-def time_steps(
-    config: ModelConfig, ours: Mapping[str, CausalModel], pytorch: Mapping[str, CausalModel]
-) -> dict[str, StepTimes]:
-    """Time models of a shape, each after two frames, by our kernels and then by PyTorch's."""
+def time_steps(config: ModelConfig, models: Mapping[Name, CausalModel]) -> dict[Name, StepTimes]:
+    """Time models of a shape, each after two frames."""
     lanes = min(config.grid_height, config.grid_width, config.max_positions)
     seen = min(config.max_positions, 2 * config.tokens_per_frame)
-    found = dict[str, StepTimes]()
-    for models in (ours, pytorch):
-        one, diagonal = (in_turns(models, count, seen, SECONDS / 4) for count in (1, lanes))
-        for name in models:
-            found[name] = StepTimes(1000 * min(one[name]), 1000 * min(diagonal[name]))
-    return found
+    one, diagonal = (in_turns(models, count, seen, SECONDS / 4) for count in (1, lanes))
+    return {name: StepTimes(1000 * min(one[name]), 1000 * min(diagonal[name])) for name in models}
 
 
 @torch.inference_mode()
 def in_turns(
-    models: Mapping[str, CausalModel], lanes: int, seen: int, seconds: float
-) -> dict[str, list[float]]:
+    models: Mapping[Name, CausalModel], lanes: int, seen: int, seconds: float
+) -> dict[Name, list[float]]:
     """Return what each of a model's steps took, of so many lanes that see so many slots.
 
     Of a model's turn the first half does not count: it fetches weights into the cache.
@@ -80,7 +75,7 @@ def in_turns(
     slots = torch.arange(seen - lanes, seen)
     tokens, visible = torch.zeros(1, lanes, dtype=torch.int64), slots[:, None] >= torch.arange(seen)
     caches = {name: model.make_cache(1, seen + 1) for name, model in models.items()}
-    took: dict[str, list[float]] = {name: [] for name in models}
+    took: dict[Name, list[float]] = {name: [] for name in models}
     started, rounds = time.perf_counter(), 0
     while rounds < MIN_ROUNDS or time.perf_counter() - started < seconds:
         for name, model in models.items():

@@ -11,8 +11,9 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from diagd.backends.devices import DTypeChoice, device_of
-from diagd.backends.prepare import Backend, prepare
+from diagd.backends.devices import device_of
+from diagd.backends.names import Backend, DTypeChoice
+from diagd.backends.prepare import prepare
 from diagd.data.actions import ActionCodec, Actions, as_actions, idle_action, parse_actions
 from diagd.data.video import encode_video, save_frames
 from diagd.decoding.generate_tokens import DecodingEngine, GenerationStats, generate_tokens

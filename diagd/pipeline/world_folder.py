@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from diagd.backends.devices import DTypeChoice, dtype_of, multiplies_bfloat16
+from diagd.backends.devices import dtype_of, multiplies_bfloat16
+from diagd.backends.names import DTypeChoice
 from diagd.backends.prepare import choose_dtype
 from diagd.data.actions import ActionCodec
 from diagd.families.checkpoints import (

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from diagd.backends.devices import choose_dtype, cpu_features, dtype_of, multiplies_bfloat16
+from diagd.backends.devices import cpu_features, dtype_of, multiplies_bfloat16
+from diagd.backends.prepare import choose_dtype
 
 CPU = torch.device("cpu")
 
@@ -16,17 +17,23 @@ def test_a_number_type_that_is_named_stays(name):
 
 
 @pytest.mark.parametrize(
-    ("features", "chosen"),
+    ("features", "does"),
     [
-        ({}, "float32"),
-        ({"avx2": True, "avx512_f": True, "amx_bf16": False}, "float32"),
-        ({"avx512_bf16": True}, "bfloat16"),
-        ({"amx_bf16": True}, "bfloat16"),
+        ({}, False),
+        ({"avx2": True, "avx512_f": True, "amx_bf16": False}, False),
+        ({"avx512_bf16": True}, True),
+        ({"amx_bf16": True}, True),
     ],
 )
-def test_auto_is_bfloat16_where_the_processor_multiplies_it(features, chosen, monkeypatch):
+def test_a_processor_tells_whether_it_multiplies_bfloat16(features, does, monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features, raising=False)
-    assert choose_dtype("auto", CPU) == chosen
+    assert multiplies_bfloat16(CPU) is does
+
+
+@pytest.mark.parametrize(("capability", "chosen"), [((7, 5), "float32"), ((8, 0), "bfloat16")])
+def test_auto_on_a_gpu_is_bfloat16_where_it_multiplies_that(capability, chosen, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert choose_dtype("auto", torch.device("cuda")) == chosen
 
 
 @pytest.mark.parametrize("has_amx", [True, False])

@@ -110,7 +110,7 @@ def test_steps_compiled_for_their_shapes_write_the_tokens_of_eager_ones():
 
 
 def test_cuda_graphs_need_cuda():
-    with pytest.raises(ValueError, match=r"^CUDA graphs need a CUDA device, got cpu$"):
+    with pytest.raises(ValueError, match=r"^backend cuda-graph needs --device cuda, got cpu$"):
         Captured(tiny_model())
 
 

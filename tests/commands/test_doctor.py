@@ -7,6 +7,7 @@ import torch
 
 from diagd.backends import prepare
 from diagd.backends.devices import dtype_of
+from diagd.backends.names import Backend, DTypeName
 from diagd.backends.step_times import StepTimes
 from diagd.commands import doctor
 from diagd.commands.doctor import _verdict, _warnings, choices, probe_speed
@@ -57,7 +58,12 @@ def test_a_missing_compiler_is_a_warning():
     ],
 )
 def test_auto_is_what_was_measured_to_be_fastest(costs, backend, dtype, monkeypatch):
-    pairs = [pair for pair in prepare._CANDIDATES if pair[1] != "int8"]
+    pairs: list[tuple[Backend, DTypeName]] = [
+        (backend, dtype)
+        for backend, dtypes in prepare._CANDIDATES.items()
+        for dtype in dtypes
+        if dtype != "int8"
+    ]
     timed = [
         prepare.Candidate(*pair, StepTimes(cost, cost))
         for pair, cost in zip(pairs, costs, strict=True)

@@ -66,7 +66,7 @@ def test_a_step_is_captured_once_a_kind_and_shape_and_replayed_on_its_own_lanes(
         assert not found[:, :-1].any()  # warming up has written to scratch alone
     # each graph: warmed up and captured
     assert runs == [run for run in [(2, 512), (4, 512), (2, 1024), (2, 512)] for _ in range(2)]
-    assert len(own) == gpus.num_captures == 4
+    assert len(own._captured) == gpus.num_captures == 4
     assert gpus.num_replays == 6
 
 

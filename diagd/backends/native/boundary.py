@@ -16,100 +16,73 @@ from diagd.decoding.sampling import Draw, ValidRanges
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.models.attention import SlotRule
 
+INT, FLOAT, POINTER = ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
 MAX_ROWS = 2**17  # lanes of all batch rows in a step: their activations have to fit the memory
 
 
-def _fields(kind: type, names: str) -> list[tuple[str, type]]:
-    return [(name, kind) for name in names.split()]
+def fields(*groups: tuple[type, str]) -> list[tuple[str, type]]:
+    """Spell out the fields of a record, whose names stand together by type."""
+    return [(name, kind) for kind, names in groups for name in names.split()]
+
+
+# Records of csrc/records.h under their names there (a layer: LayerWeights), and of csrc/packing.h
 
 
 class LayerRecord(ctypes.Structure):
-    """Addresses of one layer's weights: LayerWeights in csrc/records.h."""
-
-    _fields_ = _fields(
-        ctypes.c_void_p,
-        "qkv out gate_up down qkv_bias out_bias gate_up_bias down_bias "
-        "qkv_scale out_scale gate_up_scale down_scale "
-        "norm1 norm1_bias norm2 norm2_bias q_norm q_norm_bias k_norm k_norm_bias",
+    _fields_ = fields(
+        (POINTER, "qkv out gate_up down qkv_bias out_bias gate_up_bias down_bias"),
+        (POINTER, "qkv_scale out_scale gate_up_scale down_scale"),
+        (POINTER, "norm1 norm1_bias norm2 norm2_bias q_norm q_norm_bias k_norm k_norm_bias"),
     )
 
 
 class ModelRecord(ctypes.Structure):
-    """Shape of a model and addresses of its weights: Model in csrc/records.h."""
-
-    _fields_ = [
-        *_fields(
-            ctypes.c_int32,
-            "hidden intermediate layers heads kv_heads head_dim vocab rms gated "
-            "num_embeddings max_positions prefix actions grid_width grid_tokens head_size",
-        ),
-        ("eps", ctypes.c_float),
-        *_fields(
-            ctypes.c_void_p,
-            "embeddings head positions frequencies axes norm norm_bias head_scale head_bias "
-            "head_proj head_proj_scale head_proj_bias weights",
-        ),
-    ]
+    _fields_ = fields(
+        (INT, "hidden intermediate layers heads kv_heads head_dim vocab rms gated"),
+        (INT, "num_embeddings max_positions prefix actions grid_width grid_tokens head_size"),
+        (FLOAT, "eps"),
+        (POINTER, "embeddings head positions frequencies axes norm norm_bias"),
+        (POINTER, "head_scale head_bias head_proj head_proj_scale head_proj_bias weights"),
+    )
 
 
 class StepRecord(ctypes.Structure):
-    """Step in csrc/records.h."""
-
-    _fields_ = [
-        *_fields(ctypes.c_int32, "batch lanes visible_slots num_slots keep threads"),
-        *_fields(ctypes.c_void_p, "tokens at slots visible steps held fed_at"),
-        *_fields(ctypes.c_void_p, "keys values logits seconds"),
-    ]
+    _fields_ = fields(
+        (INT, "batch lanes visible_slots num_slots keep threads"),
+        (POINTER, "tokens at slots visible steps held fed_at keys values logits seconds"),
+    )
 
 
 class DrawRecord(ctypes.Structure):
-    """Draw in csrc/records.h."""
-
-    _fields_ = [
-        *_fields(ctypes.c_int32, "batch lanes vocab stride threads top_k exclusive_top_p"),
-        *_fields(ctypes.c_float, "temperature top_p"),
-        *_fields(ctypes.c_void_p, "logits low high seeds frames rows columns drawn seconds"),
-    ]
+    _fields_ = fields(
+        (INT, "batch lanes vocab stride threads top_k exclusive_top_p"),
+        (FLOAT, "temperature top_p"),
+        (POINTER, "logits low high seeds frames rows columns drawn seconds"),
+    )
 
 
 class SpaceRecord(ctypes.Structure):
-    """Space in csrc/records.h."""
-
-    _fields_ = [
-        *_fields(ctypes.c_int32, "slots height width"),
-        *_fields(ctypes.c_int64, "low high"),
-        *_fields(ctypes.c_void_p, "by_place tokens lanes"),
-        ("stride", ctypes.c_int64),
-    ]
+    _fields_ = fields(
+        (INT, "slots height width"),
+        (ctypes.c_int64, "low high"),
+        (POINTER, "by_place tokens lanes"),
+        (ctypes.c_int64, "stride"),
+    )
 
 
 class AttendedRecord(ctypes.Structure):
-    """Attended in csrc/packing.h."""
-
-    _fields_ = [
-        *_fields(ctypes.c_int32, "batch heads kv_heads lanes head_dim threads"),
-        ("scale", ctypes.c_float),
-        *_fields(
-            ctypes.c_void_p,
-            "visible seen_by blocks queries keys values out out_grad "
-            "to queries_grad keys_grad values_grad masses",
-        ),
-    ]
-
-
-_RECORDS = {
-    "layer": LayerRecord,
-    "model": ModelRecord,
-    "step": StepRecord,
-    "draw": DrawRecord,
-    "space": SpaceRecord,
-    "attended": AttendedRecord,
-}
+    _fields_ = fields(
+        (INT, "batch heads kv_heads lanes head_dim threads"),
+        (FLOAT, "scale"),
+        (POINTER, "visible seen_by blocks queries keys values out out_grad"),
+        (POINTER, "to queries_grad keys_grad values_grad masses"),
+    )
 
 
 def check_records(library: ctypes.CDLL) -> None:
     """Raise OSError unless both sides see records of the same size."""
-    for name, record in _RECORDS.items():
+    for record in (LayerRecord, ModelRecord, StepRecord, DrawRecord, SpaceRecord, AttendedRecord):
+        name = record.__name__.removesuffix("Record").lower()
         theirs, ours = getattr(library, f"size_of_{name}")(), ctypes.sizeof(record)
         if theirs != ours:
             raise OSError(f"the kernels' record {name} has {theirs} bytes, expected {ours}")

@@ -18,11 +18,10 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 from diagd.backends.devices import cpu_features
 from diagd.backends.native.compiler import (
@@ -37,47 +36,24 @@ from diagd.backends.step_times import StepTimes
 from diagd.files import write_json
 
 PREBUILT = Path(__file__).parent / "prebuilt"
+# Variants of the kernels, the best first, and what a processor has to have, by torch's names; each
+# stands for all that its generation brought. The kernels ask Linux for the matrix units themselves.
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "amx": ("avx512_vl", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8"),
+    "avx512bf16": ("avx512_vl", "avx512_vnni", "avx512_bf16"),
+    "avx512vnni": ("avx512_vl", "avx512_vnni"),
+    "avx512": ("avx512_vl",),
+    "avxvnni": ("avx2", "avx_vnni"),
+    "avx2": ("avx2",),
+    "neon": (),  # every 64-bit Arm has it
+}
 
 
-class Variant(NamedTuple):
-    """Kernels for one kind of processor."""
-
-    name: str
-    # what the processor has to have, by torch's names; each stands for all that its generation
-    # brought. The matrix units are asked of Linux by the kernels themselves.
-    needs: tuple[str, ...]
-    features: tuple[str, ...]  # what it is compiled for, by the names of LLVM
-
-
-_AVX2 = ("avx2", "fma", "bmi2", "f16c")
-_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
-_BF16 = (*_AVX512, "avx512vnni", "avx512bf16")
-VARIANTS = (  # the best first
-    Variant(
-        "amx",
-        ("avx512_vl", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8"),
-        (*_BF16, "amx-tile", "amx-bf16", "amx-int8"),
-    ),
-    Variant("avx512bf16", ("avx512_vl", "avx512_vnni", "avx512_bf16"), _BF16),
-    Variant("avx512vnni", ("avx512_vl", "avx512_vnni"), (*_AVX512, "avx512vnni")),
-    Variant("avx512", ("avx512_vl",), _AVX512),
-    Variant("avxvnni", ("avx2", "avx_vnni"), (*_AVX2, "avxvnni")),
-    Variant("avx2", ("avx2",), _AVX2),
-    Variant("neon", (), ()),  # every 64-bit Arm has it
-)
-
-
-def prebuilt_here(
-    features: Mapping[str, object] | None = None, folder: Path | None = None
-) -> dict[str, Path]:
-    """Return the prebuilt kernels that a processor (this one) can run, best first, by variant."""
-    features = cpu_features() if features is None else features
-    return {
-        variant.name: path
-        for variant in VARIANTS
-        if all(features.get(need) for need in variant.needs)
-        and (path := (folder or PREBUILT) / f"{variant.name}.so").is_file()
-    }
+def prebuilt_here(folder: Path | None = None) -> dict[str, Path]:
+    """Return the prebuilt kernels that this processor can run, best first, by variant."""
+    features, folder = cpu_features(), folder or PREBUILT
+    names = [name for name, needs in VARIANTS.items() if all(map(features.get, needs))]
+    return {name: path for name in names if (path := folder / f"{name}.so").is_file()}
 
 
 logger = logging.getLogger("diagd")
@@ -88,9 +64,7 @@ CLEARLY_FASTER = 1.3  # than PyTorch, a diagonal's step: what a good compiler ma
 def load_library() -> ctypes.CDLL:
     """Return the kernels, chosen on first use (about twenty seconds where they are built).
 
-    Raises:
-        OSError: None are prebuilt for this machine, and there is no compiler, or it fails, or what
-            it built does; the message says which. It is not tried a second time by this process.
+    Where there are none, OSError says why; this process does not try a second time.
     """
     found = _library()
     if isinstance(found, OSError):
@@ -108,8 +82,7 @@ def _library() -> ctypes.CDLL | OSError:
 
 def find_or_make() -> Path:
     """Return the kernels for this machine, chosen now where none in the cache are whole."""
-    kept = find_kept()
-    if kept is not None:
+    if (kept := find_kept()) is not None:
         return kept
     folder, tried = cache_folder(), dict[str, dict[str, Any]]()
     folder.mkdir(parents=True, exist_ok=True)
@@ -118,8 +91,7 @@ def find_or_make() -> Path:
             if "times" in _try(tried, name, Path(scratch), path):
                 break
             logger.warning("%s: trying the next best", tried[name]["problem"])
-        compiler = find_compiler()
-        if compiler is not None:
+        if (compiler := find_compiler()) is not None:
             _try(tried, BUILT, Path(scratch), [compiler])
         if (command := zig()) and not any(map(_is_fast, tried.values())):
             _try(tried, ZIG, Path(scratch), command)
@@ -158,8 +130,8 @@ def _try(
 def _is_fast(candidate: dict[str, Any]) -> bool:
     if "times" not in candidate:
         return False
-    ours, pytorch = (StepTimes(*candidate["times"][name]) for name in ("ours", "pytorch"))
-    return ours.diagonal_ms * CLEARLY_FASTER <= pytorch.diagonal_ms
+    diagonal = {name: StepTimes(*one).diagonal_ms for name, one in candidate["times"].items()}
+    return diagonal["ours"] * CLEARLY_FASTER <= diagonal["pytorch"]
 
 
 def candidates_tried() -> dict[str, dict[str, Any]]:

@@ -37,13 +37,12 @@ from diagd.system import usable_cores
 class NativeCache:
     """Keys and values as matrices in blocks, like weights (`csrc/kernels.h`); written there."""
 
-    def __init__(
-        self, config: ModelConfig, batch_size: int, num_slots: int, dtype: torch.dtype, block: int
-    ) -> None:
+    def __init__(self, weights: NativeWeights, batch_size: int, num_slots: int) -> None:
+        config, dtype = weights.config, weights.cache_dtype
         self.batch_size, self.num_slots = batch_size, num_slots
-        self.kind = _cache_kind(config, dtype)  # what models that share it must have in common
-        heads, slots = batch_size * config.num_kv_heads, whole_blocks(num_slots, block)
-        size = heads * slots * whole_blocks(config.head_dim, block)
+        self.kind = weights.cache_kind
+        heads, slots = batch_size * config.num_kv_heads, whole_blocks(num_slots, weights.block)
+        size = heads * slots * whole_blocks(config.head_dim, weights.block)
         if dtype == torch.int16:
             size += 2 * heads * slots  # a scale for each slot, as float32
         check_cache_fits(2 * config.num_layers * size * dtype.itemsize, batch_size, num_slots)
@@ -59,7 +58,6 @@ class NativeModel(CausalModel):
     weights with one scale for each output (the largest magnitude becomes 127), activations of 7
     bits with one for each lane, keys and values of 12 bits (`csrc/integers.h`). That is for speed,
     at some loss, and computes the same bits on every processor.
-
     """
 
     def __init__(
@@ -69,13 +67,9 @@ class NativeModel(CausalModel):
         use_up: bool = False,
         library: ctypes.CDLL | None = None,
     ) -> None:
-        """Pack the weights of a model, for the kernels of `load_library` by default.
+        """Pack the weights of a model, which `use_up` empties layer by layer.
 
-        `use_up` empties the model layer by layer, so that a large one is never there twice.
-
-        Raises:
-            ValueError: A model that kernels are lacking for.
-            OSError: There are no kernels for this machine.
+        Without kernels for the model it is a ValueError, without any for this machine an OSError.
         """
         if not has_kernels(model.config):
             raise ValueError(
@@ -94,7 +88,7 @@ class NativeModel(CausalModel):
         self.max_threads = usable_cores()  # of a step, which uses as many as PyTorch otherwise
         self._laid_out = NativeWeights(model, weights, self._library.block_columns(), use_up)
         self.weight_bytes = self._laid_out.weight_bytes  # of a weight that a step reads
-        self._cache_kind = _cache_kind(model.config, self._laid_out.cache_dtype)
+        self._cache_kind = self._laid_out.cache_kind
 
     @property
     def shape(self) -> ModelShape:
@@ -116,8 +110,7 @@ class NativeModel(CausalModel):
     ) -> NativeCache:
         refuse_context(context)
         check_sizes(batch_size, num_slots)
-        weights = self._laid_out
-        return NativeCache(self.config, batch_size, num_slots, weights.cache_dtype, weights.block)
+        return NativeCache(self._laid_out, batch_size, num_slots)
 
     def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> SlotRule:
         """Leave the mask to the kernels."""
@@ -265,10 +258,6 @@ class NativeModel(CausalModel):
 def has_kernels(config: ModelConfig) -> bool:
     """Return whether there are kernels for all layers of a model."""
     return not (config.context_size or config.position_table or config.mlp == "exact_gelu")
-
-
-def _cache_kind(config: ModelConfig, dtype: torch.dtype) -> tuple[object, ...]:
-    return config.num_layers, config.num_kv_heads, config.head_dim, dtype
 
 
 def _pointers(tensors: Sequence[Tensor]) -> ctypes.Array:

@@ -11,7 +11,8 @@ milliseconds. Else the last line on stderr says what differed.
 import ctypes
 import json
 import sys
-from typing import Any, get_args
+from dataclasses import replace
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -32,23 +33,22 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 0.05, "int8": 0.1}  # of the largest l
 
 def check_kernels(library: ctypes.CDLL) -> None:
     """Raise ValueError where steps or draws of the kernels differ from PyTorch's."""
-    shape: dict[str, Any] = {
-        "hidden_size": 72,
-        "intermediate_size": 100,
-        "num_layers": 2,
-        "num_heads": 4,
-        "head_dim": 18,
-        "vocab_size": 90,
-        "image_vocab_size": 80,
-        "max_positions": sum(WIDTHS),
-        "grid_height": 3,
-        "grid_width": 5,
-    }
-    gated = ModelConfig(**shape, num_kv_heads=2, qk_norm=True)
-    by_head: dict[str, Any] = {"qk_norm": True, "head_norm": True, "head_size": 50}
-    plain = ModelConfig(
-        **shape, num_kv_heads=4, norm="layer", mlp="gelu", bias=True, position="learned", **by_head
+    gated = ModelConfig(
+        hidden_size=72,
+        intermediate_size=100,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=18,
+        vocab_size=90,
+        image_vocab_size=80,
+        max_positions=sum(WIDTHS),
+        grid_height=3,
+        grid_width=5,
+        qk_norm=True,
     )
+    by_head = replace(gated, num_kv_heads=4, head_norm=True, head_size=50)
+    plain = replace(by_head, norm="layer", mlp="gelu", bias=True, position="learned")
     for config in (gated, plain):
         model = Transformer.random(config)
         for weight in model.parameters():  # logits, attention and norms that are far from flat
@@ -98,11 +98,9 @@ def _compare_gradients(library: ctypes.CDLL) -> None:
 
 
 def time_kernels(library: ctypes.CDLL) -> dict[str, StepTimes]:
-    """Time a step of `REFERENCE` by these kernels and by PyTorch's, in turns."""
     model = Transformer.random(REFERENCE)
-    ours = NativeModel(model, library=library)
-    pytorch = merge_linears(model, can_pack(model))
-    return time_steps(REFERENCE, {"ours": ours}, {"pytorch": pytorch})
+    times = time_steps(REFERENCE, {"ours": NativeModel(model, library=library)})
+    return times | time_steps(REFERENCE, {"pytorch": merge_linears(model, can_pack(model))})
 
 
 if __name__ == "__main__":

@@ -43,10 +43,7 @@ def trained_mask(visible: Tensor) -> TrainedMask:
 
 
 def mask_kernel(visible: Tensor | None, lanes: int) -> MaskKernel | None:
-    """Return what attends under a mask (L, L), or under the causal one, in training with bfloat16.
-
-    None where this machine has no kernels for it.
-    """
+    """Return what attends under a mask (L, L), or the causal one, if this machine has kernels."""
     if not kernels_train():
         return None
     if visible is None:
@@ -56,7 +53,6 @@ def mask_kernel(visible: Tensor | None, lanes: int) -> MaskKernel | None:
 
 @cache
 def kernels_train() -> bool:
-    """Tell whether this machine's kernels can be used for training; log why not."""
     try:
         return bool(load_library().attention_trains())
     except OSError as error:
@@ -65,12 +61,12 @@ def kernels_train() -> bool:
 
 
 def masked_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: TrainedMask) -> Tensor:
-    """Attend under a mask; differentiable. What the kernels do not take is PyTorch's.
+    """Attend under a mask, differentiably; a lane that sees none gets zeros.
+
+    The kernels take bfloat16 and a D that is a multiple of 32, PyTorch the rest.
 
     Args:
-        queries: (B, heads, L, D); the kernels take bfloat16 and a D that is a multiple of 32.
-        keys, values: (B, kv_heads, L, D); kv_heads divides heads.
-        mask: as `trained_mask` prepares it; a lane that sees none gets zeros.
+        queries: (B, heads, L, D). keys, values: (B, kv_heads, L, D); kv_heads divides heads.
     """
     shapes = [tuple(one.shape) for one in (queries, keys, values)]
     batch, heads, lanes, head_dim = shapes[0]
@@ -94,9 +90,8 @@ def masked_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Traine
 def run_forward(library: ctypes.CDLL, *given: Tensor) -> tuple[Tensor, Tensor]:
     """Return what queries attend to, (B, L, heads, D), and the masses (B, heads, L) of it.
 
-    Args:
-        given: queries (B, L, heads, D), keys and values (B, L, kv_heads, D), contiguous bfloat16,
-            and the three parts of the mask.
+    Given are queries (B, L, heads, D), keys and values (B, L, kv_heads, D), contiguous bfloat16,
+    and the three parts of the mask.
     """
     batch, lanes, heads, _ = given[0].shape
     out, masses = torch.empty_like(given[0]), torch.empty(batch, heads, lanes)
@@ -108,10 +103,10 @@ def run_backward(
     library: ctypes.CDLL, out_grad: Tensor, out: Tensor, masses: Tensor, *given: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values, given what `run_forward` was and gave."""
-    found = torch.empty_like(given[0]), torch.empty_like(given[1]), torch.empty_like(given[2])
-    grads = dict(zip(("queries_grad", "keys_grad", "values_grad"), found, strict=True))
+    queries, keys, values = map(torch.empty_like, given[:3])
+    grads = {"queries_grad": queries, "keys_grad": keys, "values_grad": values}
     _call(library.attend_backward, given, out_grad=out_grad, out=out, masses=masses, **grads)
-    return found
+    return queries, keys, values
 
 
 def _call(function: Callable[..., Any], given: tuple[Tensor, ...], **others: Tensor) -> None:

@@ -14,8 +14,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from diagd.backends.native.boundary import DrawRecord, LayerRecord, ModelRecord, SpaceRecord
+from diagd.backends.native.boundary import (
+    FLOAT,
+    INT,
+    POINTER,
+    DrawRecord,
+    LayerRecord,
+    ModelRecord,
+    SpaceRecord,
+    fields,
+)
 from diagd.backends.native.weights import NativeWeights
+from diagd.backends.webgpu.device import bytes_of
 from diagd.decoding.sampling import ValidRanges
 from diagd.decoding.schedule import Order, SequenceLayout, make_plan
 from diagd.models.transformer import Transformer
@@ -31,33 +41,31 @@ class Offset(ctypes.c_uint32):
     """A pointer, counted from the beginning of the file; 0 is null."""
 
 
-def _record(*fields: tuple[Any, str]) -> type[ctypes.Structure]:
-    pairs = [(name, kind) for kind, names in fields for name in names.split()]
-    return type("Record", (ctypes.Structure,), {"_fields_": pairs})
+def _record(*groups: tuple[Any, str]) -> type[ctypes.Structure]:
+    return type("Record", (ctypes.Structure,), {"_fields_": fields(*groups)})
 
 
 def _narrow(record: type[ctypes.Structure]) -> type[ctypes.Structure]:
     """Lay a record of the kernels out as a processor of 32 bits does."""
-    pairs = [(kind, name) for name, kind in record._fields_]  # type: ignore[misc]
-    return _record(*((Offset if kind is ctypes.c_void_p else kind, name) for kind, name in pairs))
+    pairs: Any = record._fields_
+    return _record(*((Offset if kind is POINTER else kind, name) for name, kind in pairs))
 
 
-_INT, _FLOAT, _UNSIGNED = ctypes.c_int32, ctypes.c_float, ctypes.c_uint32
 Layer, Model = _narrow(LayerRecord), _narrow(ModelRecord)
 Draw, Space = _narrow(DrawRecord), _narrow(SpaceRecord)
 # those of csrc/wasm
-Prompt = _record((_INT, "length frames"), (Offset, "tokens"))
-Plan = _record((_INT, "steps lanes"), (Offset, "packed starts ends fed_at"))
-Op = _record((_INT, "kind input output size"), (_FLOAT, "eps"), (Offset, "weight bias scale"))
+Prompt = _record((INT, "length frames"), (Offset, "tokens"))
+Plan = _record((INT, "steps lanes"), (Offset, "packed starts ends fed_at"))
+Op = _record((INT, "kind input output size"), (FLOAT, "eps"), (Offset, "weight bias scale"))
 World = _record(
-    (_UNSIGNED, "magic version size checksum"),
-    (_INT, "prompts actions strategies action_tokens height width max_slots"),
-    (_INT, "top_k exclusive_top_p ops patch rounds_down"),
+    (ctypes.c_uint32, "magic version size checksum"),
+    (INT, "prompts actions strategies action_tokens height width max_slots"),
+    (INT, "top_k exclusive_top_p ops patch rounds_down"),
     (Draw, "rules"),
     (Space, "space"),
     (Model, "model"),
     (Offset, "prompt action plan codebook"),
-    (_INT, "codes channels"),
+    (INT, "codes channels"),
     (Offset, "op"),
 )
 CONVOLVE, SHORTCUT, ACTIVATE, ADD, ENLARGE = range(5)
@@ -77,17 +85,14 @@ class Memory:
         self.content += bytes(-len(self.content) % ALIGNED)
         start = len(self.content)
         if isinstance(what, Tensor):
-            numbers = what.detach().contiguous().flatten()
-            self.content += numbers.view(torch.uint8).numpy().tobytes()
-            return start
-        for record in what:
-            at = len(self.content)
-            self.content += bytes(ctypes.sizeof(record))
-            self.write(at, record)
+            self.content += bytes_of(what)
+        else:
+            for record in what:
+                self.write(len(self.content), record)
         return start
 
     def write(self, at: int, record: ctypes.Structure) -> None:
-        """Write a record over what is there, and remember its pointers."""
+        """Write a record over what is there or behind it, and remember its pointers."""
         self.content[at : at + ctypes.sizeof(record)] = bytes(record)
         self._remember(at, record)
 
@@ -113,11 +118,7 @@ class Play(NamedTuple):
 
 
 def pack_world(model: Transformer, tokenizer: VQTokenizer, play: Play) -> bytes:
-    """Format a world as the kernels read it, its weights rounded to 8 bits.
-
-    Raises:
-        ValueError: a model or a tokenizer that they cannot run.
-    """
+    """Format a world as the kernels read it, its weights rounded to 8 bits, or raise ValueError."""
     config = model.config
     if not model.relative_positions:
         raise ValueError("a model of absolute positions cannot be played in a browser")
@@ -185,13 +186,13 @@ def _copy(
     """Copy a record of the native kernels with all that it points to."""
     copy = kind()
     for name, field in record._fields_:  # type: ignore[misc]
-        value = getattr(record, name)
-        if field is ctypes.c_void_p and value is not None:
+        value = getattr(record, name) or 0
+        if field is POINTER and value:
             found = weights.at(value)
             if not isinstance(found, Tensor):
                 found = [_copy(Layer, layer, weights, memory) for layer in found]
             value = memory.put(found)
-        setattr(copy, name, value or 0)
+        setattr(copy, name, value)
     return copy
 
 
@@ -220,16 +221,9 @@ def _ops(model: Any, memory: Memory) -> Iterator[ctypes.Structure]:
         if layer.in_channels > MAX_DUOS:
             raise ValueError(f"a tokenizer paints in a browser with {MAX_DUOS} channels at most")
         weight, scale = _round(layer.weight.flatten(2).permute(2, 1, 0))  # (place, in, out)
-        return Op(
-            kind,
-            layer.in_channels,
-            layer.out_channels,
-            size,
-            0,
-            memory.put(weight),
-            memory.put(None if layer.bias is None else _floats(layer.bias)),
-            memory.put(scale),
-        )
+        bias = None if layer.bias is None else _floats(layer.bias)
+        places = map(memory.put, (weight, bias, scale))
+        return Op(kind, layer.in_channels, layer.out_channels, size, 0, *places)
 
     def activate(norm: Any) -> ctypes.Structure:
         if not isinstance(norm, nn.GroupNorm):
@@ -269,10 +263,7 @@ def _floats(values: Tensor) -> Tensor:
 
 
 def _round(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round matrices (place, K, N) to whole numbers in blocks, with a scale for each column.
-
-    Blocks are (place, N / BLOCK, K / 2, BLOCK, 2) int16.
-    """
+    """Round (place, K, N) to int16 (place, N / BLOCK, K / 2, BLOCK, 2), a scale for each column."""
     _, rows, columns = weight.shape
     padding = 0, -columns % BLOCK, 0, -rows % BLOCK
     weight = nn.functional.pad(weight.detach().float(), padding)

@@ -34,15 +34,11 @@ class HugePages:
 
     def put(self, tensor: Tensor) -> Tensor:
         """Return a contiguous copy of a tensor, here."""
-        place = self._take(tensor.numel() * tensor.element_size()).view(tensor.dtype)
-        return place.view(tensor.shape).copy_(tensor)
-
-    def _take(self, count: int) -> Tensor:
-        size = -(-count // ALIGNED) * ALIGNED
+        size = -(-tensor.nbytes // ALIGNED) * ALIGNED
         if size > len(self._free):
             self._free = _chunk(max(size, CHUNK))
-        taken, self._free = self._free[:count], self._free[size:]
-        return taken
+        place, self._free = self._free[: tensor.nbytes], self._free[size:]
+        return place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 def _chunk(size: int) -> Tensor:
@@ -70,11 +66,14 @@ class NativeWeights:
     def __init__(
         self, model: Transformer, weights: NativeDType, block: int, use_up: bool = False
     ) -> None:
-        self.config, self.weights, self.use_up, self.block = model.config, weights, use_up, block
+        self.weights, self.use_up, self.block = weights, use_up, block
+        self.config = config = model.config
         # of embeddings, and of matrices unless they are rounded to int8
         self.dtype = torch.float32 if weights == "float32" else torch.bfloat16
         # of keys and values; whole numbers have a scale for each slot
         self.cache_dtype = torch.int16 if weights == "int8" else self.dtype
+        # what models that share a cache must have in common
+        self.cache_kind = config.num_layers, config.num_kv_heads, config.head_dim, self.cache_dtype
         self.weight_bytes = 4 // PACKED[weights]
         self._kept: list[Tensor | ctypes.Array] = []  # what the record points to
         self._pages = HugePages()
@@ -95,12 +94,9 @@ class NativeWeights:
             attention, mlp = layer.self_attn, layer.mlp
             qkv = attention.q_proj, attention.k_proj, attention.v_proj
             up = (mlp.gate_proj, mlp.up_proj) if isinstance(mlp, SwiGLU) else (mlp.up_proj,)
-            for name, parts in (
-                ("qkv", qkv),
-                ("out", (attention.o_proj,)),
-                ("gate_up", up),
-                ("down", (mlp.down_proj,)),
-            ):
+            out, down = (attention.o_proj,), (mlp.down_proj,)
+            products = {"qkv": qkv, "out": out, "gate_up": up, "down": down}
+            for name, parts in products.items():
                 weights: list[Tensor] = [part.weight for part in parts]
                 biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
                 if name == "gate_up":  # each of the two begins with a block of its own
@@ -109,14 +105,16 @@ class NativeWeights:
                 blocks, scale = self._matrix(torch.cat(weights))
                 setattr(target, name, blocks)
                 setattr(target, f"{name}_scale", scale)
-                setattr(target, f"{name}_bias", self._floats(torch.cat(biases)) if biases else None)
-            first, second = layer.input_layernorm, layer.post_attention_layernorm
-            target.norm1, target.norm1_bias = self._weight_of(first), self._bias_of(first)
-            target.norm2, target.norm2_bias = self._weight_of(second), self._bias_of(second)
-            for name in ("q_norm", "k_norm"):
-                norm = getattr(attention, name)
-                setattr(target, name, self._weight_of(norm))
-                setattr(target, f"{name}_bias", self._bias_of(norm))
+                setattr(target, f"{name}_bias", self._vector(torch.cat(biases)) if biases else None)
+            norms = {
+                "norm1": layer.input_layernorm,
+                "norm2": layer.post_attention_layernorm,
+                "q_norm": attention.q_norm,
+                "k_norm": attention.k_norm,
+            }
+            for name, norm in norms.items():
+                setattr(target, name, self._part(norm, "weight"))
+                setattr(target, f"{name}_bias", self._part(norm, "bias"))
             if self.use_up:
                 for parameter in layer.parameters():
                     parameter.data = parameter.data.new_empty(0)
@@ -127,8 +125,7 @@ class NativeWeights:
         )
         proj = model.head_proj
         head_proj, head_proj_scale = (None, None) if proj is None else self._matrix(proj.weight)
-        rotary = stack.rotary
-        positions = stack.embed_positions
+        rotary, positions = stack.rotary, stack.embed_positions
         return ModelRecord(
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
@@ -147,18 +144,18 @@ class NativeWeights:
             grid_tokens=config.tokens_per_frame,
             head_size=config.head_size,
             eps=config.norm_eps,
-            embeddings=self._keep(self._pad(embeddings.detach(), 1).to(self.dtype)),
+            embeddings=self._keep(self._pad(embeddings, 1).to(self.dtype)),
             head=head,
-            positions=self._floats(None if positions is None else positions.weight, pad=False),
+            positions=None if positions is None else self._keep(positions.weight.detach().float()),
             frequencies=None if rotary is None else self._keep(rotary.frequencies),
             axes=None if rotary is None else self._keep(rotary.axes),
-            norm=self._weight_of(stack.norm),
-            norm_bias=self._bias_of(stack.norm),
+            norm=self._part(stack.norm, "weight"),
+            norm_bias=self._part(stack.norm, "bias"),
             head_scale=head_scale,
-            head_bias=self._bias_of(model.lm_head),
+            head_bias=self._part(model.lm_head, "bias"),
             head_proj=head_proj,
             head_proj_scale=head_proj_scale,
-            head_proj_bias=self._bias_of(proj),
+            head_proj_bias=self._part(proj, "bias"),
             weights=ctypes.addressof(layers),
         )
 
@@ -168,33 +165,27 @@ class NativeWeights:
         Of narrower types, `PACKED` weights of an output stand together: (N / block, K / 2, block,
         2). Each block of int8 begins with what its sums begin with: activations are 64 too large.
         """
-        packed = PACKED[self.weights]
-        whole = 64 if self.weights == "int8" else self.block
-        weight = self._pad(self._pad(weight.detach().float(), 0), 1, whole)
-        scale = None
-        if self.weights == "int8":
+        is_int8, packed = self.weights == "int8", PACKED[self.weights]
+        weight = self._pad(self._pad(weight.detach().float(), 0), 1, 64 if is_int8 else self.block)
+        scales = None
+        if is_int8:
             weight, scales = round_to_int8(weight)
-            scale = self._keep(scales)
-        dtype = torch.int8 if self.weights == "int8" else self.dtype
+            scales = self._keep(scales)
+        dtype = torch.int8 if is_int8 else self.dtype
         blocks = weight.to(dtype).unflatten(0, (-1, self.block)).unflatten(2, (-1, packed))
         blocks = blocks.transpose(1, 2)
-        if self.weights == "int8":
+        if is_int8:
             first = -64 * weight.sum(1, dtype=torch.int32)
             first = first.view(torch.int8).view(-1, 1, self.block, packed)
             blocks = torch.cat([first, blocks], 1)
-        return self._keep(blocks), scale
+        return self._keep(blocks), scales
 
-    def _weight_of(self, norm: nn.Module | None) -> int | None:
-        return self._floats(getattr(norm, "weight", None))
+    def _part(self, module: nn.Module | None, name: str) -> int | None:
+        values = getattr(module, name, None)
+        return None if values is None else self._vector(values)
 
-    def _bias_of(self, module: nn.Module | None) -> int | None:
-        return self._floats(getattr(module, "bias", None))
-
-    def _floats(self, values: Tensor | None, pad: bool = True) -> int | None:
-        if values is None:
-            return None
-        values = values.detach().float()
-        return self._keep(self._pad(values, 0) if pad else values)
+    def _vector(self, values: Tensor) -> int:
+        return self._keep(self._pad(values.detach().float(), 0))
 
     def _keep(self, tensor: Tensor) -> int:
         self._kept.append(tensor := self._pages.put(tensor))

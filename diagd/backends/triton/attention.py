@@ -46,10 +46,7 @@ def tiling_of(num_rows: int, head_size: int, dtype: torch.dtype) -> Tiling:
 
 
 def part_size(num_slots: int, num_tiles: int, keys: int) -> int:
-    """Return how many slots a program reads, `keys` at a time: a multiple that keeps the GPU busy.
-
-    There are `num_tiles` programs for each part of the slots.
-    """
+    """Return the slots of a part, a multiple of `keys`; `num_tiles` programs read each part."""
     max_parts = max(1, min(MAX_PARTS, NUM_PROGRAMS // num_tiles))
     size = min(num_slots, max(MIN_PART, triton.cdiv(num_slots, max_parts)))
     return triton.cdiv(size, keys) * keys
@@ -145,14 +142,7 @@ def attend_part(
 
 @triton.jit(do_not_specialize=["num_parts"])
 def join_parts(
-    sums,
-    tops,
-    totals,
-    out,
-    num_parts,
-    SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PARTS: tl.constexpr,
+    sums, tops, totals, out, num_parts, SIZE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr
 ):
     """Join the parts of one head of one lane: (rows, parts, SIZE) -> (rows, SIZE)."""
     row = tl.program_id(0).to(tl.int64)
@@ -321,11 +311,10 @@ def rotate_and_store(
     key_cache: Tensor,
     value_cache: Tensor,
 ) -> Tensor:
-    """Rotate queries and keys as `diagd.models.rotary.rotate` does; store keys and values at slots.
+    """Store keys and values at slots; rotate keys and queries as `diagd.models.rotary.rotate` does.
 
     Args:
-        queries: (B, heads, L, D). keys, values: (B, kv_heads, L, D), within a head one number after
-            another.
+        queries: (B, heads, L, D). keys, values: (B, kv_heads, L, D), each head contiguous.
         cosines, sines: (L, D / 2). slots: (L,) int64; only scratch may repeat.
         key_cache, value_cache: (B, kv_heads, slots, D) in the dtype of the queries.
 

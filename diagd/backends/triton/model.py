@@ -37,7 +37,6 @@ class Kernels(NamedTuple):
     draw: Callable[..., Tensor]
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
-        """Draw as `diagd.decoding.sampling.sample` does, in one kernel."""
         options, ranges = draw.options, draw.ranges
         return self.draw(
             logits,
@@ -68,13 +67,13 @@ def why_not_on(device: torch.device) -> str | None:
     return None
 
 
-def why_not(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return why the kernels cannot run such a model on a device; None where they can be tried."""
-    if dtype not in DTYPES:
-        return f"it needs float32, bfloat16 or float16, got {dtype}"
-    if config.head_dim > MAX_HEAD_DIM:
-        return f"it needs heads of at most {MAX_HEAD_DIM} numbers, got {config.head_dim}"
-    return why_not_on(device)
+def why_not(model: Transformer) -> str | None:
+    """Return why the kernels cannot run a model where it is; None where they can be tried."""
+    if model.dtype not in DTYPES:
+        return f"it needs float32, bfloat16 or float16, got {model.dtype}"
+    if model.config.head_dim > MAX_HEAD_DIM:
+        return f"it needs heads of at most {MAX_HEAD_DIM} numbers, got {model.config.head_dim}"
+    return why_not_on(model.device)
 
 
 @cache

@@ -18,12 +18,7 @@ OWN = {"matrix": "read-only-storage", "vector": "read-only-storage", "cache": "s
 
 
 class Device:
-    """This machine's GPU, with as much memory as it gives.
-
-    Raises:
-        ValueError: `wgpu` is not installed.
-        OSError: there is no GPU, nor a driver that computes on the CPU.
-    """
+    """This machine's GPU, with as much memory as it gives; OSError where there is none."""
 
     def __init__(self) -> None:
         require("backend webgpu", "wgpu")
@@ -86,12 +81,10 @@ class Device:
 
 @cache
 def open_device() -> Device:
-    """Return the GPU, opened once."""
     return Device()
 
 
 def bytes_of(tensor: Tensor) -> bytes:
-    """Return the bytes of a tensor."""
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
@@ -103,21 +96,15 @@ class Workspace:
         self._buffers: dict[str, WGPU] = {}
         self.group: WGPU = None
 
-    def fit(self, **sizes: int) -> None:
-        """Hold so many bytes of each (`SHARED`); what a buffer held is lost where it grows."""
-        grown = [
-            name
-            for name in SHARED
-            if name not in self._buffers or self._buffers[name].size < sizes[name]
-        ]
-        for name in grown:
-            kind = "UNIFORM" if name == "tasks" else "STORAGE"
-            self._buffers[name] = self._device.make(sizes[name], kind)
-        if grown:
+    def write(self, arena: int, **contents: bytes) -> None:
+        """Send bytes to the other buffers, and have so many in the arena."""
+        for name, kind in SHARED.items():
+            size = arena if name == "arena" else len(contents[name])
+            if name not in self._buffers or self._buffers[name].size < size:
+                made = self._device.make(size, "UNIFORM" if kind == "uniform" else "STORAGE")
+                self._buffers[name], self.group = made, None
+        if self.group is None:
             self.group = self._device.bind(self._buffers)
-
-    def write(self, **contents: bytes) -> None:
-        """Send bytes to the beginnings of buffers."""
         for name, data in contents.items():
             self._device.queue.write_buffer(self._buffers[name], 0, data)
 

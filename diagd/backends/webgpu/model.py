@@ -11,25 +11,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diagd.backends.webgpu.device import (
-    OWN,
-    UNIFORM,
-    Workspace,
-    bytes_of,
-    open_device,
-)
+from diagd.backends.native.boundary import rules_of
+from diagd.backends.webgpu.device import OWN, UNIFORM, Workspace, bytes_of, open_device
 from diagd.backends.webgpu.shader import (
     TILES,
     check_shape,
     dispatches_of,
-    of_tile,
     row_floats,
     shader_of,
     weights_of,
 )
 from diagd.decoding.engine import BLOCK, Lanes, whole_blocks
 from diagd.decoding.model import Buffers, CausalModel, ModelShape, StepFunction, StepParts
-from diagd.decoding.sampling_options import SamplingOptions
 from diagd.models.attention import check_cache_fits, check_sizes, refuse_context
 from diagd.models.transformer import Transformer, shape_of
 
@@ -50,7 +43,7 @@ class Task(NamedTuple):
     mask: int
     capacity: int = 0
     top_k: int = 0
-    exclusive: int = 0
+    exclusive_top_p: int = 0
     temperature: float = 0.0
     top_p: float = 1.0
 
@@ -64,8 +57,7 @@ class Batch(NamedTuple):
     draws: bool
 
     @property
-    def capacity(self) -> int:
-        """The most rows of a step."""
+    def capacity(self) -> int:  # rows of a step at most
         return max(task.rows for task in self.tasks)
 
     def records(self) -> bytes:
@@ -87,8 +79,7 @@ class WebGPUCache:
         self.groups = {}  # by the names of weights
         for name, buffers in model.weights.items():
             layer = self.layers[int(name.partition(" ")[2] or 0)]
-            parts = (*buffers, layer)
-            self.groups[name] = device.bind(dict(zip(OWN, parts, strict=True)))
+            self.groups[name] = device.bind(dict(zip(OWN, (*buffers, layer), strict=True)))
 
 
 class WebGPUBuffers(Buffers):
@@ -101,13 +92,11 @@ class WebGPUBuffers(Buffers):
     def tokens(self) -> Tensor:
         if self.recorded is not None:
             recorded, self.recorded = self.recorded, None
-            recorded.submit(self)
+            recorded.submit()
         return self.tokens_here
 
     @tokens.setter
-    def tokens(  # pyright: ignore[reportIncompatibleVariableOverride]
-        self, tokens: Tensor
-    ) -> None:
+    def tokens(self, tokens: Tensor) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         self.tokens_here = tokens
 
 
@@ -125,14 +114,12 @@ class Recorded:
         same = torch.equal(self.held, slots.held) and torch.equal(self.fed_at, slots.fed_at)
         return self.step is step and same
 
-    def batch(self, tokens: Tensor) -> Batch:
-        """Describe all steps as one submission.
-
-        Args:
-            tokens: (B, slots) int64, before them.
-        """
-        buffers, sampling, ranges = self.step.buffers, self.step.sampling, self.step.ranges
-        model: WebGPUModel = buffers.cache.model
+    def submit(self) -> None:
+        """Run all steps in one submission, and fetch the tokens."""
+        buffers, ranges = self.step.buffers, self.step.ranges
+        tokens, cache = buffers.tokens, buffers.cache
+        model: WebGPUModel = cache.model
+        rules = rules_of(self.step.sampling, model.vocab_size)
         batch, slots = tokens.shape
         lanes = Lanes.of(torch.cat([lanes for lanes, _ in self.steps], 1))
         # positions may be beyond int32; only their order counts, but in a table
@@ -148,32 +135,20 @@ class Recorded:
         tasks, first = [], 0
         for one, reach in self.steps:
             task = model.task(batch, one.shape[1], slots, slots, reach)
-            tasks.append(task._replace(first=first, **_rules_of(sampling)))
+            tasks.append(task._replace(first=first, **rules))
             first += one.shape[1] * model.lane
         memory = torch.cat([part.to(torch.int32) for part in state])
-        return Batch(tasks, model.lanes_of(fields, lanes.positions), memory, True)
-
-    def submit(self, buffers: WebGPUBuffers) -> None:
-        """Run all steps, and fetch the tokens."""
-        tokens, cache = buffers.tokens_here, buffers.cache
-        cache.model.submit(cache, self.batch(tokens))
+        model.submit(cache, Batch(tasks, model.lanes_of(fields, lanes.positions), memory, True))
         tokens.copy_(cache.workspace.read("memory", torch.int32, 0, tokens.numel()).view_as(tokens))
 
 
 class WebGPUModel(CausalModel):
-    """A `Transformer` behind the same protocol, its weights copied to a GPU.
+    """A `Transformer` behind the same protocol, its weights copied to a GPU, maybe as 8 bits.
 
-    Tokens, masks and logits are tensors on the CPU. Draws are those of
-    `diagd.decoding.sampling.sample` but for rounding.
+    Tokens, masks and logits are on the CPU. Draws are those of `sample` but for rounding.
     """
 
     def __init__(self, model: Transformer, int8: bool = False) -> None:
-        """Copy the weights of a model, or round them to 8 bits.
-
-        Raises:
-            ValueError: a model that the shaders cannot run, or `wgpu` is not installed.
-            OSError: there is no GPU.
-        """
         dtype = torch.int8 if int8 else model.dtype
         check_shape(model.config, dtype)
         self.config, self.dtype = model.config, model.dtype
@@ -186,7 +161,7 @@ class WebGPUModel(CausalModel):
             for name, weights in weights_of(model, dtype).items()
         }
         code = shader_of(self.config, dtype)
-        self.codes = {rows: of_tile(code, rows) for rows in TILES}
+        self.codes = {rows: f"const ROWS = {rows}u;\n{code}" for rows in TILES}
         self.row_floats, self._dispatches = row_floats(self.config), dispatches_of(self.config)
 
     @property
@@ -254,8 +229,8 @@ class WebGPUModel(CausalModel):
     def lanes_of(self, fields: list[Tensor], positions: Tensor) -> Tensor:
         """Return (L, 10 + head_dim) int32: fields (L,) int64, and how positions turn a head."""
         if self._rotary is None:
-            turns = torch.ones(len(positions), self.config.head_dim)
-            turns[:, self.config.head_dim // 2 :] = 0
+            ones = torch.ones(len(positions), self.config.head_dim // 2)
+            turns = torch.cat([ones, torch.zeros_like(ones)], -1)
         else:
             turns = torch.cat(self._rotary(positions, torch.float32), -1)
         return torch.cat([torch.stack(fields, 1).int(), turns.view(torch.int32)], 1)
@@ -263,14 +238,9 @@ class WebGPUModel(CausalModel):
     def submit(self, cache: WebGPUCache, batch: Batch) -> None:
         """Upload what the steps read, and submit them."""
         space, device = cache.workspace, self.device_used
-        records, lanes, memory = batch.records(), bytes_of(batch.lanes), bytes_of(batch.memory)
-        space.fit(
-            tasks=len(records),
-            lanes=len(lanes),
-            memory=len(memory),
-            arena=4 * batch.capacity * self.row_floats,
-        )
-        space.write(tasks=records, lanes=lanes, memory=memory)
+        lanes, memory = bytes_of(batch.lanes), bytes_of(batch.memory)
+        arena = 4 * batch.capacity * self.row_floats
+        space.write(arena, tasks=batch.records(), lanes=lanes, memory=memory)
         encoder = device.device.create_command_encoder()
         run = encoder.begin_compute_pass()
         for index, task in enumerate(batch.tasks):
@@ -294,12 +264,3 @@ class WebGPUModel(CausalModel):
 def tile_of(rows: int) -> int:
     """Return how many rows a workgroup multiplies at once."""
     return next((tile for tile in TILES if rows <= tile), TILES[-1])
-
-
-def _rules_of(sampling: SamplingOptions) -> dict[str, float]:
-    return {
-        "top_k": sampling.top_k or 0,
-        "exclusive": int(sampling.exclusive_top_p),
-        "temperature": sampling.temperature,
-        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
-    }

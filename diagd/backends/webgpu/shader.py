@@ -47,19 +47,16 @@ def check_shape(config: ModelConfig, dtype: torch.dtype) -> None:
     if config.head_size or config.head_norm:
         raise ValueError("backend webgpu has no layer before the output layer, no norms by head")
     for name in ("hidden_size", "intermediate_size", "head_dim"):
-        if getattr(config, name) % 4:
-            size = getattr(config, name)
+        if (size := getattr(config, name)) % 4:
             raise ValueError(f"backend webgpu needs {name} to be a multiple of 4, got {size}")
-    if config.head_dim > MAX_HEAD_DIM:
-        raise ValueError(
-            f"backend webgpu needs head_dim to be at most {MAX_HEAD_DIM}, got {config.head_dim}"
-        )
+    if (size := config.head_dim) > MAX_HEAD_DIM:
+        raise ValueError(f"backend webgpu needs head_dim to be at most {MAX_HEAD_DIM}, got {size}")
     if dtype not in UNPACK:
         raise ValueError(f"backend webgpu has no weights in {dtype}")
 
 
 def shader_of(config: ModelConfig, dtype: torch.dtype) -> str:
-    """Return the text for weights of a dtype; `ROWS` of a tile is left out (`of_tile`)."""
+    """Return the text for weights of a dtype; `ROWS` of a tile is left out."""
     sizes = {
         "HIDDEN": config.hidden_size,
         "INTERMEDIATE": config.intermediate_size,
@@ -82,20 +79,12 @@ def shader_of(config: ModelConfig, dtype: torch.dtype) -> str:
     return "\n".join([*header, text])
 
 
-def of_tile(code: str, rows: int) -> str:
-    """Return a text for tiles of so many rows."""
-    return f"const ROWS = {rows}u;\n{code}"
-
-
 class Dispatch(NamedTuple):
-    """One dispatch of a step.
-
-    Its workgroups are numbers, the `rows` of a step, or the `tiles` of them; of `kept` rows.
-    """
+    """One dispatch of a step."""
 
     entry: str
     weights: str
-    groups: tuple[int | str, int | str]
+    groups: tuple[int | str, int | str]  # numbers, the `rows` of a step, `tiles` of all or `kept`
 
 
 def dispatches_of(config: ModelConfig) -> list[Dispatch]:
@@ -135,8 +124,7 @@ class Weights(NamedTuple):
 def weights_of(model: Transformer, dtype: torch.dtype) -> dict[str, Weights]:
     """Return the weights of each kind of dispatch; those of layers are called `attend 0`.
 
-    Of int8, the embeddings are bfloat16, and each column of a matrix has a scale, as in the native
-    kernels.
+    Of int8, the embeddings are bfloat16, and each column of a matrix has a scale.
     """
     stack, config = model.model, model.config
     table = stack.embed_positions
@@ -153,20 +141,14 @@ def weights_of(model: Transformer, dtype: torch.dtype) -> dict[str, Weights]:
         attention, mlp = block.self_attn, block.mlp
         up = (mlp.gate_proj, mlp.up_proj) if isinstance(mlp, SwiGLU) else (mlp.up_proj,)
         heads = attention.q_proj, attention.k_proj, attention.v_proj
-        norms = [
-            norm.weight.detach().float()
-            for norm in (attention.q_norm, attention.k_norm)
-            if norm is not None
-        ]
+        norms = (attention.q_norm, attention.k_norm)
+        after = [norm.weight.detach().float() for norm in norms if norm is not None]
         out, down = attention.o_proj, mlp.down_proj
+        first, second = block.input_layernorm, block.post_attention_layernorm
         packed |= {
-            f"project {index}": _product(
-                dtype, *_joined(heads), block.input_layernorm, after=norms
-            ),
+            f"project {index}": _product(dtype, *_joined(heads), first, after=after),
             f"attend {index}": _product(dtype, out.weight, torch.zeros(0)),
-            f"expand {index}": _product(
-                dtype, *_joined(up), block.post_attention_layernorm, before=[_bias(out)]
-            ),
+            f"expand {index}": _product(dtype, *_joined(up), second, before=[_bias(out)]),
             f"contract {index}": _product(dtype, down.weight, _bias(down)),
         }
     return packed
@@ -190,15 +172,13 @@ def _product(
     """
     weight = weight.detach().float()
     gains, shift = getattr(norm, "weight", None), getattr(norm, "bias", None)
-    gains = None if gains is None else gains.detach().float()
+    gains = torch.ones_like(weight[0]) if gains is None else gains.detach().float()
     tail: list[Tensor] = []
-    packed = weight if gains is None else weight * gains
+    packed = weight * gains
     if dtype == torch.int8:
         packed, scales = round_to_int8(weight)
         weight = packed * scales[:, None]
-        tail = [scales]
-        if norm is not None:
-            tail.append(torch.ones(weight.shape[1]) if gains is None else gains)
+        tail = [scales] if norm is None else [scales, gains]
     if shift is not None:
         bias = bias + weight @ shift.detach().float()
     vector = torch.cat([*before, bias, *after, *tail])
@@ -216,21 +196,14 @@ def describe_shaders(model: Transformer, places: dict[str, int]) -> tuple[dict[s
     """Return what webgpu.js needs beside the kernels, and the vectors of all weights.
 
     The kernels tell which lanes a frame feeds (native/csrc/wasm/world.cpp); 8-bit matrices are
-    taken from their file, where they stand in blocks (native/weights.py).
-
-    Args:
-        places: where the matrix of each kind of dispatch begins in the world's file.
-
-    Raises:
-        ValueError: a model that the shaders cannot run.
+    taken from the world's file, where they begin at `places`, in blocks (native/weights.py).
     """
     config = model.config
     check_shape(config, torch.int8)
     vectors, weights = [], []
     for name, (matrix, vector) in weights_of(model, torch.int8).items():
-        if name == "embed":  # bfloat16, a row for each id
-            shape = list(matrix.shape)
-        else:
+        shape: list[Any] = list(matrix.shape)  # of embeddings in bfloat16, a row for each id
+        if name != "embed":
             is_two = name.startswith("expand") and config.mlp == "swiglu"  # each padded to blocks
             shape = [4 * len(matrix), [matrix.shape[1] // 2] * 2 if is_two else [matrix.shape[1]]]
         weights.append([name, places[name], shape, len(vector)])

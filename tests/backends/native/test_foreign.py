@@ -26,9 +26,7 @@ EMULATORS = {  # names of the program, and its flags
 }
 # Of the largest logit: parts of sums in bfloat16 differ, and what activations become for int8.
 TOLERANCE = {"f32": 0.02, "bf16": 0.02, "int8": 0.04}
-RUNNABLE = {
-    variant.name for variant in VARIANTS if all(cpu_features().get(need) for need in variant.needs)
-}
+RUNNABLE = {name for name, needs in VARIANTS.items() if all(map(cpu_features().get, needs))}
 
 
 @pytest.mark.slow

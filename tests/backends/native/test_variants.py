@@ -11,6 +11,7 @@ import torch._inductor.config  # it reads CXX when it is imported, once
 from diagd.backends.devices import cpu_features
 from diagd.backends.native import compiler, library
 from diagd.backends.native.model import NativeModel
+from runs import wheels
 from tests.models.feeding import feed
 from tests.models.tiny import random_tokens, tiny_model
 
@@ -59,17 +60,21 @@ def prebuilt(tmp_path, monkeypatch):
 )
 def test_what_a_processor_has_decides_the_best_first(features, names, tmp_path, monkeypatch):
     """Were there a file of every variant; a wheel has those of one kind of processor."""
-    monkeypatch.setattr(library, "PREBUILT", tmp_path)
-    for variant in library.VARIANTS:
-        (tmp_path / f"{variant.name}.so").touch()
-    assert list(library.prebuilt_here(features)) == names
+    monkeypatch.setattr(library, "cpu_features", lambda: features)
+    for name in library.VARIANTS:
+        (tmp_path / f"{name}.so").touch()
+    assert list(library.prebuilt_here(tmp_path)) == names
 
 
 def test_every_need_is_a_word_of_torch():
     known = cpu_features()
     if not known.get("avx2"):
         pytest.skip("torch tells of other words here")
-    assert {need for variant in library.VARIANTS for need in variant.needs} <= set(known)
+    assert {need for needs in library.VARIANTS.values() for need in needs} <= set(known)
+
+
+def test_every_variant_has_its_features_to_compile_for():
+    assert list(wheels.FEATURES) == list(library.VARIANTS)
 
 
 def test_prebuilt_kernels_need_no_compiler(prebuilt):

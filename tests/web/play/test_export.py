@@ -194,7 +194,7 @@ def test_a_gpu_is_told_what_the_engine_of_python_feeds(kernels, packed, world):
             assert {task[name] for name in ("slots", "stride", "held")} == {len(stream.held)}
             assert task["reach"] == min(whole_blocks(end, BLOCK), len(stream.held))
             assert task["first"] == firsts[index] * told.lanes.shape[1]
-            assert task["mask"] == task["top_k"] == task["exclusive"] == 0
+            assert task["mask"] == task["top_k"] == task["exclusive_top_p"] == 0
         assert told.tasks[:, 12:14].contiguous().view(torch.float32).unique().tolist() == [
             pytest.approx(0.8),
             pytest.approx(0.9),
