@@ -1,7 +1,6 @@
 """The description of a world that a page gets before the first frame: scenes, actions, settings."""
 
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ from diagd.web.play.session import MAX_SEED, Controls
 def opening(world: VideoGenerator, flags: WorldFlags) -> tuple[Controls, int, list[StartScene]]:
     """Return the controls, the frames of context and the scenes with which a world begins."""
     defaults = world.defaults
-    named = parse_strategy(flags.strategy) if flags.strategy else None
-    strategy = named or defaults.strategy(world.height)
+    strategy = parse_strategy(flags.strategy) if flags.strategy else defaults.strategy(world.height)
     controls = Controls(strategy, defaults.temperature, defaults.top_p or 1.0)
     controls.check(world)
     max_context = (world.remembers or world.config.frames_held) - 1  # one frame is to come
@@ -33,8 +31,7 @@ def describe(
     world: VideoGenerator,
     scenes: Sequence[StartScene],
     strategies: Iterable[Strategy],
-    settings: dict[str, Any],
-    fps: Fraction,
+    controls: Controls,
 ) -> dict[str, Any]:
     """Format what can be played: strategies with the steps of a frame where they are known."""
     assert world.vocabulary is not None
@@ -47,8 +44,8 @@ def describe(
             (one.name, one.schedule(grid).num_steps if one.has_schedule else None)
             for one in strategies
         ],
-        "controls": settings,
-        "fps": float(fps),
+        "controls": controls.settings(),
+        "fps": float(scenes[0].fps),
         "model": Path(world.source.name_or_path).name if world.source else None,
         "remembers": world.remembers or world.config.frames_held,
         "keyboard": keyboard_of(world.vocabulary),

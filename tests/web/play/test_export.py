@@ -27,7 +27,7 @@ from diagd.pipeline.world_folder import load_parts
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.web.play.export import KERNELS, export, pack
 from diagd.web.play.options import ExportWebOptions
-from diagd.web.play.session import Controls, Session, SessionStart
+from diagd.web.play.session import Controls, Session, SessionLog
 from diagd.web.play.welcome import start_scenes
 from runs import web_kernels
 from tests.worlds import (
@@ -128,7 +128,7 @@ def test_both_sides_see_a_world_alike(kernels):
 def test_frames_are_those_of_python(kernels, packed, world, scene, temperature, beyond):
     generator = VideoGenerator.from_pretrained(world, dtype="int8")
     start = start_scenes(world, None, generator, generator.defaults.context_frames)[scene]
-    session = Session(generator, SessionStart(start.frames, start.actions, 2**31 + 5))
+    session = Session(generator, SessionLog(start.frames, start.actions, 2**31 + 5))
     manifest = json.loads(packed["world/world.json"])
     names, top_p = [name for name, _ in manifest["strategies"]], 0.9 if temperature else 1.0
     assert kernels.open(packed["world/world.bin"]) == NONE
@@ -154,7 +154,7 @@ def test_a_gpu_is_told_what_the_engine_of_python_feeds(kernels, packed, world):
     """Frame by frame it is told lanes, slots and steps, and its tokens are taken as they come."""
     generator, seed = VideoGenerator.from_pretrained(world, dtype="int8"), 2**31 + 5
     start = start_scenes(world, None, generator, generator.defaults.context_frames)[2]
-    session = Session(generator, SessionStart(start.frames, start.actions, seed))
+    session = Session(generator, SessionLog(start.frames, start.actions, seed))
     stream, noted, config = session.engine.stream, [], generator.config
     names = [name for name, _ in json.loads(packed["world/world.json"])["strategies"]]
     rotary, vocabulary = load_parts(world).model.model.rotary, generator.vocabulary

@@ -15,7 +15,7 @@ from diagd.pipeline.scenes import StartScene
 from diagd.web.play.messages import Adjust, Begin, Pause, Seen
 from diagd.web.play.player import Frame, Note
 from diagd.web.play.scheduler import CRASHED, KEPT_SECONDS, Scheduler
-from diagd.web.play.session import SessionLog, SessionStart
+from diagd.web.play.session import SessionLog
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
 SCENES = [
@@ -168,8 +168,8 @@ def test_a_start_that_does_not_fit_ends_the_session_with_the_reason(generator):
     async def scenario():
         async with running(generator) as scheduler:
             player = enter(scheduler)
-            start = SessionStart(smooth_frames(9, HEIGHT_PX, WIDTH_PX), ("none",) * 8, 0)
-            scheduler.begin(player, SessionLog(start))
+            start = SessionLog(smooth_frames(9, HEIGHT_PX, WIDTH_PX), ("none",) * 8, 0)
+            scheduler.begin(player, start)
             while isinstance(item := await asyncio.wait_for(player.outbox.get(), 20), Frame):
                 pass
             return item
@@ -251,12 +251,12 @@ def test_a_session_begins_from_a_scene_or_from_where_it_began(generator):
             scheduler.handle(player, Begin(1, 5))
             scheduler.handle(player, Begin(None, 6))
             assert player.pending is not None
-            start = player.pending.start
+            start = player.pending
             assert (start.frames is SCENES[1].frames, start.seed) == (True, 6)
             await play(scheduler, player, 2)
             scheduler.handle(player, Begin(None, 7))
             assert player.pending is not None
-            assert player.pending.start.frames is SCENES[1].frames
+            assert player.pending.frames is SCENES[1].frames
             with pytest.raises(ValueError, match=r"scene must be in \[0, 2\), got 2"):
                 scheduler.handle(player, Begin(2, 0))
 
