@@ -130,7 +130,7 @@ _RULES = {  # a page loads its own scripts, styles, pictures and clips, and noth
 class Guard:
     """Refuse foreign pages, and names other than localhost and these, with a 403; add headers."""
 
-    def __init__(self, app: ASGIApp, allowed_hosts: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, allowed_hosts: Collection[str]) -> None:
         self.app, self.allowed_hosts = app, {name.lower() for name in allowed_hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

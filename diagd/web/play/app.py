@@ -35,16 +35,16 @@ MESSAGES_PER_SECOND, BURST = 200.0, 400.0
 
 
 def create_app(
-    scheduler: Scheduler,
-    model: str,
-    context_frames: int,
-    pack_world: Callable[[], dict[str, bytes]],
+    scheduler: Scheduler, context_frames: int, pack_world: Callable[[], dict[str, bytes]]
 ) -> FastAPI:
     """Build the app over a scheduler, which serves turns for as long as the app lives.
 
-    Saved sessions hold the name of the model; an uploaded clip is cut to its last `context_frames`.
-    `pack_world` returns the files by which a browser plays the world itself (see `export`).
+    An uploaded clip is cut to its last `context_frames`. `pack_world` returns the files by which a
+    browser plays the world itself (see `export`).
     """
+    world = scheduler.world
+    source = world.source
+    assert source is not None
     files = {f"static/{path.name}": path.read_bytes() for path in STATIC.iterdir()}
     for number, scene in enumerate(scheduler.scenes):
         files[f"scenes/{number}.jpg"] = to_jpeg(scene.frames[-1])
@@ -62,18 +62,16 @@ def create_app(
             turns.cancel()
             await asyncio.wait([turns])
 
-    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(lifespan=lifespan, openapi_url=None)
 
     @app.post("/sessions/{name}/start")
     async def start(name: str, request: Request, seed: int = 0) -> dict[str, Any]:
         player = _player(scheduler.players, name)
         async with _upload(player, request, MAX_UPLOAD_BYTES) as data:
             async with decoders:
-                frames = await decode_upload(data, context_frames, *scheduler.world.frame_size_px)
-            notes, world = list[str](), scheduler.world
-            if world.source:
-                seen = world.tokenizer, world.source.folder, frames[-1]
-                notes = await asyncio.to_thread(likeness_notes, *seen)
+                frames = await decode_upload(data, context_frames, *world.frame_size_px)
+            seen = world.tokenizer, source.folder, frames[-1]
+            notes = await asyncio.to_thread(likeness_notes, *seen)
             actions = (player.keys.idle,) * (len(frames) - 1)  # a clip has none of its own
             scheduler.begin(player, SessionLog(frames, actions, seed))
         return {"frames": len(frames), "notes": notes}
@@ -82,7 +80,7 @@ def create_app(
     async def replay(name: str, request: Request) -> dict[str, int]:
         player = _player(scheduler.players, name)
         async with _upload(player, request, MAX_SESSION_BYTES) as data:
-            saved = await asyncio.to_thread(load, data, scheduler.world)
+            saved = await asyncio.to_thread(load, data, world)
             scheduler.begin(player, saved)
         return {"frames": len(saved.history)}
 
@@ -92,7 +90,7 @@ def create_app(
         log = player.session.log if player.session else player.past
         if log is None:
             raise HTTPException(409, "the dream has not begun yet")
-        data = await asyncio.to_thread(save, log, model)
+        data = await asyncio.to_thread(save, log, Path(source.name_or_path).name)
         return _download(data, "application/json", "dream.json")
 
     @app.get("/sessions/{name}/video.mp4")

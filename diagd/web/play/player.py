@@ -7,11 +7,11 @@ import io
 import secrets
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,6 @@ from diagd.web.play.session import MAX_FRAMES, Controls, Session, SessionLog
 WINDOW = 2  # frames under way to the page
 MAX_RECORDED_FRAMES = 1200
 MAX_UPLOAD_BYTES = 16 * 2**20
-JPEG_QUALITY = 92
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,15 +81,9 @@ class Keys:
 class Player:
     """A page and its session, at the world's own pace of `fps` where the page wants that."""
 
-    def __init__(
-        self,
-        world: VideoGenerator,
-        fps: Fraction,
-        controls: Controls | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, world: VideoGenerator, fps: Fraction, controls: Controls | None) -> None:
         assert world.vocabulary is not None
-        self.world, self.fps, self.clock = world, fps, clock
+        self.world, self.fps = world, fps
         self.id = secrets.token_urlsafe(16)  # who knows it may fetch the recording and the session
         self.outbox: asyncio.Queue[Frame | Note] = asyncio.Queue()
         self.before: int | None = None  # players in line before this one, while it waits
@@ -105,7 +98,7 @@ class Player:
         self.sent = self.seen = self.num_begun = 0  # frames, frames, and sessions
         self.due = self.send_ms = 0.0
         self.busy = 0.0  # the model's seconds given to this player
-        self.last_active = clock()  # when the page last asked for something, held a key, or left
+        self.last_active = monotonic()  # when it last asked for something, held a key, or left
 
     def wait(self, before: int, num_places: int) -> None:
         """Tell the page how many wait before it, if it does not know yet."""
@@ -126,7 +119,7 @@ class Player:
     def handle(self, message: Act | Adjust | Pause | Record | Seen) -> None:
         """Handle a message; ValueError for a frame that was never sent."""
         if not isinstance(message, Seen):
-            self.last_active = self.clock()
+            self.last_active = monotonic()
         match message:
             case Act():
                 self.keys.press(message)
@@ -157,7 +150,7 @@ class Player:
 
     def begin(self, log: SessionLog) -> None:
         """Begin another session at the next turn, and first generate the frames it has again."""
-        self.pending, self.last_active = log, self.clock()
+        self.pending, self.last_active = log, monotonic()
 
     def ready(self, now: float) -> bool:
         """True if the model has something to do for this player."""
@@ -172,14 +165,14 @@ class Player:
 
         Returns a function that paints the frame; to be called once, in the order of turns.
         """
-        started = time.perf_counter()
+        started = perf_counter()
         if self.pending is not None:
             return self._begin(self.pending, started)
         session = self.session
         assert session is not None
         expected = session.expected
         if expected or self.keys.pressed.action != self.keys.idle:
-            self.last_active = self.clock()
+            self.last_active = monotonic()
         if len(session.history) >= MAX_FRAMES:
             raise ValueError(f"this dream has lasted {MAX_FRAMES} frames, which is the longest")
         if expected:
@@ -189,7 +182,7 @@ class Player:
         tokens = session.advance(act.action, controls)
         if expected:
             self.differing += expected.checksum != session.history[-1].checksum
-        self.due = max(self.due + float(1 / self.fps), self.clock()) if self.paced else 0.0
+        self.due = max(self.due + float(1 / self.fps), monotonic()) if self.paced else 0.0
         header = {
             "action": act.action,
             "strategy": controls.strategy.name,
@@ -228,11 +221,11 @@ class Player:
 
     def _paint(self, drawn: Tensor, header: dict[str, Any]) -> Frame:
         """Compress the frame where one began, or that of tokens, which is also recorded."""
-        started, is_new = time.perf_counter(), "begun" not in header
+        started, is_new = perf_counter(), "begun" not in header
         if is_new:
             drawn = self.world.tokenizer.decode(drawn)[0].cpu()
             header["picture_ms"] = milliseconds_since(started)
-        started = time.perf_counter()
+        started = perf_counter()
         picture = to_jpeg(drawn)
         if is_new and self.recording and len(self.recorded) < MAX_RECORDED_FRAMES:
             self.recorded.append(picture)
@@ -242,13 +235,13 @@ class Player:
 
 
 def milliseconds_since(started: float) -> float:
-    return round((time.perf_counter() - started) * 1e3, 2)
+    return round((perf_counter() - started) * 1e3, 2)
 
 
 def to_jpeg(frame: Tensor) -> bytes:
     """Compress one (H_px, W_px, 3) uint8 RGB frame, its colours at full resolution."""
     buffer = io.BytesIO()
-    Image.fromarray(frame.numpy()).save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+    Image.fromarray(frame.numpy()).save(buffer, "JPEG", quality=92, subsampling=0)
     return buffer.getvalue()
 
 

@@ -7,10 +7,10 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
+from time import monotonic
 from typing import Any, TypeVar
 
 import torch
@@ -43,9 +43,8 @@ class Scheduler:
         max_sessions: int,  # the others wait in line
         idle_seconds: float,  # a session without a message or a held key for so long is ended
         controls: Controls | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.world, self.scenes, self.controls, self.clock = world, tuple(scenes), controls, clock
+        self.world, self.scenes, self.controls = world, tuple(scenes), controls
         self.max_sessions, self.idle_seconds = max_sessions, idle_seconds
         self.players: dict[str, Player] = {}  # the least recently served first
         self.gone: dict[str, Player] = {}  # their recordings and logs can be fetched for a while
@@ -61,7 +60,7 @@ class Scheduler:
         """Admit a player at once or put them in line; None where the line is full."""
         if len(self.line) >= MAX_WAITING:
             return None
-        player = Player(self.world, self.scenes[0].fps, self.controls, self.clock)
+        player = Player(self.world, self.scenes[0].fps, self.controls)
         self.line.append(player)
         self._admit()
         return player
@@ -91,7 +90,7 @@ class Scheduler:
     def leave(self, player: Player) -> None:
         """Remove a player and free the session's memory (after a turn that is under way)."""
         if self.players.pop(player.id, None):
-            self.gone[player.id], player.last_active = player, self.clock()
+            self.gone[player.id], player.last_active = player, monotonic()
             while len(self.gone) > self.max_sessions:
                 del self.gone[next(iter(self.gone))]
         if player is not self.served:
@@ -133,16 +132,19 @@ class Scheduler:
         watch = asyncio.create_task(self._watch_idle())
         try:
             while True:
-                now = self.clock()
+                now = monotonic()
                 player = self.next_player(now)
                 if player is None:
-                    await self._wait(now)
+                    self.wake.clear()
+                    due = [one.due - now for one in self.players.values() if one.due > now]
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self.wake.wait(), min(due, default=None))
                     continue
                 self.served = player
                 turn = loop.run_in_executor(self.thread, player.turn)
                 await asyncio.wait([turn])
                 self.served = None
-                self.charge(player, self.clock() - now)
+                self.charge(player, monotonic() - now)
                 if turn.exception():
                     self._deliver(player, turn)
                 else:
@@ -167,12 +169,6 @@ class Scheduler:
         if self.players.pop(player.id, None):
             self.players[player.id] = player
 
-    async def _wait(self, now: float) -> None:
-        self.wake.clear()
-        due = [player.due - now for player in self.players.values() if player.due > now]
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.wake.wait(), min(due, default=None))
-
     def _deliver(self, player: Player, work: asyncio.Future[Any]) -> None:
         error = work.exception()
         if error is None:
@@ -196,7 +192,7 @@ class Scheduler:
 
     def end_idle(self) -> None:
         """End sessions without activity for `idle_seconds`; forget players who left long ago."""
-        now = self.clock()
+        now = monotonic()
         kept = [one for one in self.gone.values() if now - one.last_active <= KEPT_SECONDS]
         self.gone = {player.id: player for player in kept}
         passed = f"Nothing was pressed for {self.idle_seconds:g} seconds"

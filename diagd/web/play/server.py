@@ -67,11 +67,10 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
     controls, context_frames, scenes = opening(world, options)
     warm_up(world, scenes[0], controls)
     scheduler = Scheduler(world, scenes, options.max_sessions, options.idle_seconds, controls)
-    hosts, name = (options.host, *options.allow_host), Path(options.model).name
     packed = partial(pack, replace(options, strategy=None, context_frames=context_frames))
     config = server_config(
-        create_app(scheduler, name, context_frames, packed),
-        hosts,
+        create_app(scheduler, context_frames, packed),
+        (options.host, *options.allow_host),
         ws="websockets-sansio",
         ws_max_size=4 * MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,  # JPEG does not shrink

@@ -92,10 +92,7 @@ class Session:
 
     def __init__(self, world: VideoGenerator, start: SessionLog) -> None:
         self.world, self.start = world, start
-        self.sampling = Controls().sampling(world)
-        self.engine = world.start(
-            start.frames, context_actions=start.actions, sampling=self.sampling, seed=start.seed
-        )
+        self.engine = world.start(start.frames, context_actions=start.actions, seed=start.seed)
         self.history: list[FrameRecord] = []
         self.num_steps = 0  # of the newest frame
         # the step that wrote each of its tokens, in raster order; of exact decoding, made it final
@@ -115,9 +112,8 @@ class Session:
         """Generate the frame that an action leads to; (1, height, width) int64 tokens."""
         engine, strategy = self.engine, controls.strategy
         sampling = controls.sampling(self.world)
-        if sampling != self.sampling:
+        if sampling != engine.stream.sampling:
             engine.set_sampling(sampling)
-            self.sampling = sampling
         before = engine.stream.num_steps
         (tokens,) = engine.decode(strategy, self.world.action_ids([action], 1, "frame"), 1)
         self.num_steps = engine.stream.num_steps - before

@@ -23,7 +23,13 @@ def opening(world: VideoGenerator, flags: WorldFlags) -> tuple[Controls, int, li
     controls.check(world)
     max_context = (world.remembers or world.config.frames_held) - 1  # one frame is to come
     context_frames = flags.context_frames or max(1, min(defaults.context_frames, max_context))
-    scenes = start_scenes(model_path(flags.model), flags.scenes, world, context_frames)
+    scenes = folder_scenes(flags.scenes, world, context_frames) if flags.scenes else []
+    if flags.scenes and not scenes:
+        raise ValueError(f"no clip or image in {flags.scenes}")
+    model = model_path(flags.model)
+    scenes += model_scenes(model, world, context_frames)
+    if not scenes:
+        raise ValueError(f"nowhere to start: {model} has no prompt.mp4, name a folder by --scenes")
     return controls, context_frames, scenes
 
 
@@ -52,19 +58,6 @@ def describe(
         "scenes": [scene.name for scene in scenes],
         "max_seed": MAX_SEED,
     }
-
-
-def start_scenes(
-    model: Path, folder: Path | None, world: VideoGenerator, context_frames: int
-) -> list[StartScene]:
-    """Load the scenes of a folder, if one is given, then those of the model's folder."""
-    scenes = folder_scenes(folder, world, context_frames) if folder is not None else []
-    if folder is not None and not scenes:
-        raise ValueError(f"no clip or image in {folder}")
-    scenes += model_scenes(model, world, context_frames)
-    if not scenes:
-        raise ValueError(f"nowhere to start: {model} has no prompt.mp4, name a folder by --scenes")
-    return scenes
 
 
 def offered(world: VideoGenerator) -> list[Strategy]:

@@ -72,8 +72,11 @@ def _body(kind: type[Any]) -> Any:
     return Depends(read)
 
 
-def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+def study_server(
+    pairs: StudyPairs, store: StudyStore, seed: int, names: Collection[str]
+) -> uvicorn.Server:
+    """Build the server of the pages, and of a small JSON interface for them."""
+    app = FastAPI(openapi_url=None)
     clips = {clip.name: clip for clip in pairs.clips}
     # cookies know no ports: another study on this machine must not take this one's away
     cookie = f"rater-{hashlib.sha256(store.results_key.encode()).hexdigest()[:12]}"
@@ -152,7 +155,7 @@ def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
     def unsaved(request: Request, error: sqlite3.Error) -> JSONResponse:
         return JSONResponse({"detail": f"the answer could not be saved ({error})"}, 503)
 
-    return app
+    return uvicorn.Server(server_config(app, names, ws="none"))
 
 
 def main(options: StudyOptions) -> dict[str, Any]:
@@ -186,9 +189,3 @@ def _ask(path: Path, options: StudyOptions) -> dict[str, Any]:
         with suppress(KeyboardInterrupt):
             study_server(pairs, store, options.seed, options.names).run(sockets=[listening])
     return {"address": address, "answers": str(path)}
-
-
-def study_server(
-    pairs: StudyPairs, store: StudyStore, seed: int, names: Collection[str]
-) -> uvicorn.Server:
-    return uvicorn.Server(server_config(study_app(pairs, store, seed), names, ws="none"))

@@ -10,8 +10,8 @@ from diagd.decoding.strategies.table import parse_strategy
 from diagd.families.checkpoints import write_defaults
 from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.scenes import model_scenes
 from diagd.web.play.session import Controls, Session, SessionLog, checksum_of
-from diagd.web.play.welcome import start_scenes
 from tests.web.play.serving import serving, wait_until
 
 expect = pytest.importorskip("playwright.sync_api").expect
@@ -66,7 +66,7 @@ def dream_of(page):
 def checksums(world, dream, dtype: DTypeChoice = "int8"):
     """Dream a saved dream again, in Python."""
     generator = VideoGenerator.from_pretrained(world, dtype=dtype)
-    scenes = start_scenes(world, None, generator, generator.defaults.context_frames)
+    scenes = model_scenes(world, generator, generator.defaults.context_frames)
     scene = scenes[dream["scene"]]
     session = Session(generator, SessionLog(scene.frames, scene.actions, dream["seed"]))
     for action, strategy, temperature, top_p, _ in dream["frames"]:

@@ -13,9 +13,9 @@ from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 START = SessionLog(smooth_frames(2, HEIGHT_PX, WIDTH_PX), ("left",), 3)
 
 
-def begun(generator, **options):
+def begun(generator):
     """Return a player whose first picture is sent."""
-    player = Player(generator, Fraction(8), **options)
+    player = Player(generator, Fraction(8), None)
     player.begin(START)
     player.turn()
     return player
@@ -35,7 +35,7 @@ def actions(player):
 
 
 def test_the_first_turn_shows_where_one_stands(generator):
-    player = Player(generator, Fraction(8))
+    player = Player(generator, Fraction(8), None)
     assert not player.ready(time.monotonic())
     player.begin(START)
     assert player.ready(time.monotonic())
@@ -103,8 +103,9 @@ def test_a_pause_holds_the_dream_but_not_a_new_one(player):
     assert player.ready(time.monotonic())
 
 
-def test_the_world_s_own_pace_puts_frames_off(generator):
-    player = begun(generator, clock=lambda: 100.0)
+def test_the_world_s_own_pace_puts_frames_off(generator, monkeypatch):
+    monkeypatch.setattr("diagd.web.play.player.monotonic", lambda: 100.0)
+    player = begun(generator)
     player.handle(Adjust(paced=True))
     player.turn()
     see(player)
@@ -139,9 +140,10 @@ def test_another_seed_asked_for_while_a_dream_is_built_is_of_the_same_place(play
     assert player.pending is other
 
 
-def test_a_held_key_and_a_replay_are_activity(generator):
+def test_a_held_key_and_a_replay_are_activity(generator, monkeypatch):
     now = [0.0]
-    player = begun(generator, clock=lambda: now[0])
+    monkeypatch.setattr("diagd.web.play.player.monotonic", lambda: now[0])
+    player = begun(generator)
     player.handle(Act("left", 1))
     now[0] = 50.0
     player.turn()
