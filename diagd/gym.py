@@ -28,24 +28,43 @@ except ModuleNotFoundError as error:
         "diagd.gym needs gymnasium: pip install -e '.[gym]'", name=error.name
     ) from None
 
+World = VideoGenerator | str | Path
 Frames = NDArray[np.uint8]
 RENDER_MODES = ["rgb_array"]
 
 
-class Episodes:
-    """Episodes of one world that begin together, as the batch rows of one stream (see `GymEnv`)."""
+class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
+    """Several episodes in one world, generated side by side as one batch of the engine.
+
+    Each shows what a `GymEnv` with its seed would. They begin together and end together, after
+    `max_episode_steps`; the step after that begins the next ones (Gymnasium's NEXT_STEP).
+
+    Args:
+        world: as of `GymEnv`.
+        num_envs: how many.
+        max_episode_steps: where episodes are truncated; None: nowhere.
+        render_mode: `rgb_array`, or None.
+        scenes: folder of clips and images to start from, in place of the model's own.
+        context_frames: frames of a scene that an episode goes on from, or as many as the shortest
+            scene has. Default: as the model's makers have it.
+        strategy: how to decode, by name or as a value.
+        sampling: how tokens are drawn; the model's own by default.
+    """
 
     def __init__(
         self,
-        world: VideoGenerator | str | Path,
-        num_episodes: int = 1,
+        world: World = "doom",
+        num_envs: int = 1,
         *,
+        max_episode_steps: int | None = None,
         render_mode: str | None = None,
         scenes: str | Path | None = None,
         context_frames: int | None = None,
         strategy: Strategy | str = "k=1",
         sampling: SamplingOptions | None = None,
     ) -> None:
+        self.num_envs, self.max_episode_steps = num_envs, max_episode_steps
+        check_at_least(self, num_envs=1, max_episode_steps=1)
         if render_mode not in (None, *RENDER_MODES):
             raise ValueError(f"render_mode must be rgb_array or None, got {render_mode!r}")
         if not isinstance(world, VideoGenerator):
@@ -54,53 +73,136 @@ class Episodes:
             raise ValueError("this model takes no actions, so there is nothing to do in its world")
         self.world, self.names = world, world.vocabulary.names  # of actions, by their numbers
         self.strategy, self.sampling = as_strategy(strategy), sampling
-        world.check(self.strategy, sampling, num_episodes)
+        world.check(self.strategy, sampling, num_envs)
         self.scenes = _read_scenes(world, scenes, context_frames)  # all have as many frames
-        self.action_space = Discrete(len(self.names))
-        self.observation_space = Box(0, 255, (*world.frame_size_px, 3), np.uint8)
-        self.metadata = {"render_modes": RENDER_MODES, "render_fps": world.defaults.fps}
-        self.frames: Frames | None = None  # (B, H_px, W_px, 3), seen last
+        self.single_action_space = Discrete(len(self.names))
+        self.single_observation_space = Box(0, 255, (*world.frame_size_px, 3), np.uint8)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.metadata = {
+            "render_modes": RENDER_MODES,
+            "render_fps": world.defaults.fps,
+            "autoreset_mode": AutoresetMode.NEXT_STEP,
+        }
+        self.render_mode = render_mode
+        self.randoms = [seeding.np_random()[0] for _ in range(num_envs)]
         self._engine: DecodingEngine | None = None
+        self._frames: Frames | None = None  # (B, H_px, W_px, 3), seen last
+        self._num_steps = 0
 
     def reset(
-        self, randoms: Sequence[np.random.Generator], options: dict[str, Any]
-    ) -> tuple[Frames, list[str]]:
-        """Begin; return the last frames of scenes, drawn unless `options` name one, and names."""
-        seeds, scenes = [], []
-        for random in randoms:
-            seeds.append(int(random.integers(2**31)))
-            drawn = int(random.integers(len(self.scenes)))
-            scenes.append(self._scene(options.get("scene", drawn)))
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Frames, dict[str, Any]]:
+        """Begin all episodes, as `GymEnv.reset`; seeds count on from one, or are one for each."""
+        options = options or {}
+        if not np.all(options.get("reset_mask", True)):
+            raise ValueError("episodes of one batch begin together: reset_mask must be all True")
+        seeds = range(seed, seed + self.num_envs) if isinstance(seed, int) else seed
+        if seeds is not None and len(seeds) != self.num_envs:
+            raise ValueError(f"expected {self.num_envs} seeds, got {len(seeds)}")
+        for row, one in enumerate(seeds or ()):
+            if one is not None:
+                self.randoms[row] = seeding.np_random(one)[0]
+        drawn = [(int(r.integers(2**31)), int(r.integers(len(self.scenes)))) for r in self.randoms]
+        scenes = [self._scene(options.get("scene", number)) for _, number in drawn]
         self._engine = self.world.start(
             [scene.frames for scene in scenes],
             context_actions=[scene.actions for scene in scenes],
             sampling=self.sampling,
-            seed=seeds,
+            seed=[number for number, _ in drawn],
         )
-        self.frames = torch.stack([scene.frames[-1] for scene in scenes]).numpy()
-        return self.frames, [scene.name for scene in scenes]
+        self._frames = torch.stack([scene.frames[-1] for scene in scenes]).numpy()
+        self._num_steps = 0
+        names = np.array([scene.name for scene in scenes], dtype=object)
+        return self._frames, {"scene": names, "_scene": np.ones(self.num_envs, bool)}
 
     def _scene(self, wanted: str | int) -> StartScene:
         for number, scene in enumerate(self.scenes):
             if wanted in (scene.name, number):
                 return scene
-        known = f"a number below {len(self.scenes)} or one of: "
-        known += ", ".join(scene.name for scene in self.scenes)
+        names = ", ".join(scene.name for scene in self.scenes)
+        known = f"a number below {len(self.scenes)} or one of: {names}"
         raise ValueError(f"scene must be {known}; got {wanted!r}")
 
-    def step(self, actions: Any, given: Any, space: gymnasium.Space[Any]) -> Frames:
-        """Return the frames that actions lead to, which were `given` in an environment's space."""
+    def step(
+        self, actions: NDArray[np.int64]
+    ) -> tuple[Frames, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+        """Act in every episode; or begin all anew, where the last step ended them."""
+        rewards, never = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
+        if self._num_steps == self.max_episode_steps:
+            frames, info = self.reset()
+            return frames, rewards, never, never.copy(), info
         if self._engine is None:
             raise ResetNeeded("reset comes before step")
-        if not space.contains(given):
-            raise ValueError(f"action must be in {space}, got {given!r}")
+        if not self.action_space.contains(np.asarray(actions)):
+            raise ValueError(f"action must be in {self.action_space}, got {actions!r}")
         ids = [self.world.action_ids([self.names[action]], 1, "frame") for action in actions]
         together = torch.cat([tokens for tokens in ids if tokens is not None])
         (tokens,) = self._engine.decode(self.strategy, together, 1)
         # one by one: a batch of pictures is rounded otherwise here and there, by one of 255
         pictures = [self.world.tokenizer.decode(grid[None]).cpu() for grid in tokens]
-        self.frames = torch.cat(pictures).numpy()
-        return self.frames
+        self._frames = torch.cat(pictures).numpy()
+        self._num_steps += 1
+        truncated = np.full(self.num_envs, self._num_steps == self.max_episode_steps)
+        return self._frames, rewards, never, truncated, {}
+
+    def render(self) -> tuple[Frames, ...] | None:
+        """Return the frames that were seen last, where the render mode is `rgb_array`."""
+        if self.render_mode is None or self._frames is None:
+            return None
+        return tuple(self._frames.copy())
+
+
+class GymEnv(gymnasium.Env[Frames, np.int64]):
+    """A world model as an environment (`gymnasium.Env`); registered as `diagd/World-v0`.
+
+    The reward is always 0.0, and no episode terminates. `reset` draws a start scene, or begins at
+    that of `options={"scene": name_or_number}`; `info["scene"]` is its name. The same seed and the
+    same actions give the same episode again. Old frames leave the context when it is full.
+    `episodes`, a batch of one, has the `world`, its `scenes`, and the `names` of its actions by
+    their numbers.
+
+    Args:
+        world: a `VideoGenerator`, the name of a bundled model, or a folder.
+        render_mode: `rgb_array`, or None.
+        settings: scenes, context_frames, strategy and sampling, as of `GymVectorEnv`.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": RENDER_MODES}  # noqa: RUF012 (gymnasium's)
+
+    def __init__(
+        self, world: World = "doom", *, render_mode: str | None = None, **settings: Any
+    ) -> None:
+        self.episodes = GymVectorEnv(
+            world, 1, max_episode_steps=None, render_mode=render_mode, **settings
+        )
+        self.action_space = self.episodes.single_action_space
+        self.observation_space = self.episodes.single_observation_space
+        fps = self.episodes.world.defaults.fps
+        self.metadata = {"render_modes": RENDER_MODES, "render_fps": fps}
+        self.render_mode = render_mode
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Frames, dict[str, Any]]:
+        """Begin an episode; return the last frame of its scene."""
+        super().reset(seed=seed)
+        self.episodes.randoms = [self.np_random]
+        (frame,), info = self.episodes.reset(options=options)
+        return frame, {"scene": info["scene"][0]}
+
+    def step(self, action: np.int64) -> tuple[Frames, float, bool, bool, dict[str, Any]]:
+        """Return the frame that an action leads to, with 0.0, False, False, {}."""
+        (frame,), *_ = self.episodes.step(np.array([action]))
+        return frame, 0.0, False, False, {}
+
+    def render(self) -> Frames | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the frame that was seen last, where the render mode is `rgb_array`."""
+        shown = self.episodes.render()
+        return None if shown is None else shown[0]
 
 
 def _read_scenes(
@@ -121,137 +223,6 @@ def _read_scenes(
         replace(one, frames=one.frames[-length:], actions=one.actions[len(one.frames) - length :])
         for one in found
     ]
-
-
-class GymEnv(gymnasium.Env[Frames, np.int64]):
-    """A world model as an environment (`gymnasium.Env`); registered as `diagd/World-v0`.
-
-    The reward is always 0.0, and no episode terminates. `reset` draws a start scene, or begins at
-    that of `options={"scene": name_or_number}`; `info["scene"]` is its name. The same seed and the
-    same actions give the same episode again. Old frames leave the context when it is full.
-    `episodes` has the world, its `scenes`, and the `names` of its actions by their numbers.
-
-    Args:
-        world: a `VideoGenerator`, the name of a bundled model, or a folder.
-        render_mode: `rgb_array`, or None.
-        settings: any of the following.
-        scenes: folder of clips and images to start from, in place of the model's own.
-        context_frames: frames of a scene that an episode goes on from, or as many as the shortest
-            scene has. Default: as the model's makers have it.
-        strategy: how to decode, by name or as a value; `k=1` by default.
-        sampling: how tokens are drawn; the model's own by default.
-    """
-
-    metadata: dict[str, Any] = {"render_modes": RENDER_MODES}  # noqa: RUF012 (gymnasium's)
-
-    def __init__(
-        self,
-        world: VideoGenerator | str | Path = "doom",
-        *,
-        render_mode: str | None = None,
-        **settings: Any,
-    ) -> None:
-        self.episodes = Episodes(world, render_mode=render_mode, **settings)
-        self.action_space = self.episodes.action_space
-        self.observation_space = self.episodes.observation_space
-        self.metadata = self.episodes.metadata
-        self.render_mode = render_mode
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Frames, dict[str, Any]]:
-        """Begin an episode; return the last frame of its scene."""
-        super().reset(seed=seed)
-        frames, (scene,) = self.episodes.reset([self.np_random], options or {})
-        return frames[0], {"scene": scene}
-
-    def step(self, action: np.int64) -> tuple[Frames, float, bool, bool, dict[str, Any]]:
-        """Return the frame that an action leads to, with 0.0, False, False, {}."""
-        (frame,) = self.episodes.step([action], action, self.action_space)
-        return frame, 0.0, False, False, {}
-
-    def render(self) -> Frames | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the frame that was seen last, where the render mode is `rgb_array`."""
-        frames = self.episodes.frames
-        return frames[0].copy() if self.render_mode and frames is not None else None
-
-
-class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
-    """Several episodes in one world, generated side by side as one batch of the engine.
-
-    Each shows what a `GymEnv` with its seed would. They begin together and end together, after
-    `max_episode_steps`; the step after that begins the next ones (Gymnasium's NEXT_STEP).
-
-    Args:
-        world: as of `GymEnv`.
-        num_envs: how many.
-        max_episode_steps: where episodes are truncated; None: nowhere.
-        render_mode: `rgb_array`, or None.
-        settings: as of `GymEnv` (scenes, context_frames, strategy, sampling).
-    """
-
-    def __init__(
-        self,
-        world: VideoGenerator | str | Path = "doom",
-        num_envs: int = 1,
-        *,
-        max_episode_steps: int | None = None,
-        render_mode: str | None = None,
-        **settings: Any,
-    ) -> None:
-        self.num_envs, self.max_episode_steps = num_envs, max_episode_steps
-        check_at_least(self, num_envs=1, max_episode_steps=1)
-        self.episodes = Episodes(world, num_envs, render_mode=render_mode, **settings)
-        self.single_action_space = self.episodes.action_space
-        self.single_observation_space = self.episodes.observation_space
-        self.action_space = batch_space(self.single_action_space, num_envs)
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.metadata = self.episodes.metadata | {"autoreset_mode": AutoresetMode.NEXT_STEP}
-        self.render_mode = render_mode
-        self._randoms = [seeding.np_random()[0] for _ in range(num_envs)]
-        self._num_steps = 0
-
-    def reset(
-        self,
-        *,
-        seed: int | Sequence[int | None] | None = None,
-        options: dict[str, Any] | None = None,
-    ) -> tuple[Frames, dict[str, Any]]:
-        """Begin all episodes, as `GymEnv.reset`; seeds count on from one, or are one for each."""
-        options = options or {}
-        if not np.all(options.get("reset_mask", True)):
-            raise ValueError("episodes of one batch begin together: reset_mask must be all True")
-        seeds = range(seed, seed + self.num_envs) if isinstance(seed, int) else seed
-        if seeds is not None:
-            if len(seeds) != self.num_envs:
-                raise ValueError(f"expected {self.num_envs} seeds, got {len(seeds)}")
-            for row, one in enumerate(seeds):
-                if one is not None:
-                    self._randoms[row] = seeding.np_random(one)[0]
-        frames, scenes = self.episodes.reset(self._randoms, options)
-        self._num_steps = 0
-        info: dict[str, Any] = {}
-        for row, scene in enumerate(scenes):
-            info = self._add_info(info, {"scene": scene}, row)
-        return frames, info
-
-    def step(
-        self, actions: NDArray[np.int64]
-    ) -> tuple[Frames, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
-        """Act in every episode; or begin all anew, where the last step ended them."""
-        rewards, never = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
-        if self._num_steps == self.max_episode_steps:
-            frames, info = self.reset()
-            return frames, rewards, never, never.copy(), info
-        frames = self.episodes.step(actions, np.asarray(actions), self.action_space)
-        self._num_steps += 1
-        truncated = np.full(self.num_envs, self._num_steps == self.max_episode_steps)
-        return frames, rewards, never, truncated, {}
-
-    def render(self) -> tuple[Frames, ...] | None:
-        """Return the frames that were seen last, where the render mode is `rgb_array`."""
-        frames = self.episodes.frames
-        return tuple(frames.copy()) if self.render_mode and frames is not None else None
 
 
 gymnasium.register(

@@ -39,7 +39,7 @@ from diagd.pipeline.scenes import model_scenes
 from diagd.system import provenance, settings_of
 from diagd.web.play.export import export
 from diagd.web.play.options import ExportWebOptions
-from diagd.web.play.session import Controls, Session, SessionStart
+from diagd.web.play.session import Controls, Session, SessionLog
 from runs.play import FILM_SIZE, film
 
 TIMES = "decode_ms", "picture_ms"
@@ -135,7 +135,7 @@ class Native:
             parse_strategy(options.strategy), defaults.temperature, defaults.top_p or 1.0
         )
         self.action = scene.actions[-1]
-        self.session = Session(self.world, SessionStart(scene.frames, scene.actions, 0))
+        self.session = Session(self.world, SessionLog(scene.frames, scene.actions, 0))
         for _ in range(self.world.config.frames_held):
             self.session.advance(self.action, self.controls)
 

@@ -49,11 +49,11 @@ from diagd.models.attention import split_heads
 from diagd.models.rotary import rotate
 from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.scenes import model_scenes
 from diagd.pipeline.world_folder import load_parts
 from diagd.system import provenance, settings_of
 from diagd.web.play.export import WORLD_FILE, pack, page_files
 from diagd.web.play.options import ExportWebOptions
-from diagd.web.play.welcome import start_scenes
 
 try:
     import onnxscript  # noqa: F401  (which torch.onnx needs)
@@ -285,7 +285,7 @@ def reference(options: Options, dtype: DTypeName) -> tuple[dict[str, Any], Tenso
     world = VideoGenerator.from_pretrained("doom", dtype=dtype)
     config, codec = world.config, world.vocabulary
     assert codec is not None
-    scene = start_scenes(model_path("doom"), None, world, config.frames_held - 1)[0]
+    scene = model_scenes(model_path("doom"), world, config.frames_held - 1)[0]
     prompt, grids = world.prompt(scene.frames, scene.actions)
     num_frames = config.frames_held - len(grids) + options.warm_up + options.frames
     names = [codec.names[frame // 4 % len(codec.names)] for frame in range(num_frames)]

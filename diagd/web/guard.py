@@ -1,4 +1,4 @@
-"""The socket of a local server, patience with its clients, and refusal of other sites."""
+"""The socket of a local server, patience with its clients, and refusal of what others send."""
 
 import asyncio
 import ipaddress
@@ -7,8 +7,11 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Collection
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 
+import uvicorn
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -18,6 +21,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_CONNECTIONS = 200
 SECONDS_TO_ASK = 10.0
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)  # of what is sent to us
+T = TypeVar("T")
 HOST = re.compile(r"(?:([a-z0-9.-]+)|\[([0-9a-f:.]+)\])(?::[0-9]{1,5})?", re.ASCII | re.I)
 
 
@@ -41,7 +46,6 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(host: str, port: int) -> str:
-    """Format the address of a server, without a slash at its end."""
     name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
@@ -49,6 +53,7 @@ def url_of(host: str, port: int) -> str:
 class PatientProtocol(H11Protocol):
     """HTTP/1.1 of uvicorn, with a timeout: uvicorn waits for ever for the end of a request."""
 
+    _host: str | None = None  # of the client
     _silent_since = 0.0  # when the connection was opened, or last answered, by the loop's clock
     _deadline: asyncio.TimerHandle | None = None
     _unread = 0  # bytes of answers that the client has yet to read
@@ -56,14 +61,15 @@ class PatientProtocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """Wait for a request; make room for the connection."""
         super().connection_made(transport)
+        self._host = self.client and self.client[0]
         self._wait()
         if len(self.connections) <= MAX_CONNECTIONS:
             return
         silent = [
             one for one in self.connections if isinstance(one, PatientProtocol) and one._is_silent
         ]  # this one at least
-        held = Counter(map(_host_of, silent))
-        gone = min(silent, key=lambda one: (-held[_host_of(one)], one._silent_since))
+        held = Counter(one._host for one in silent)
+        gone = min(silent, key=lambda one: (-held[one._host], one._silent_since))
         gone.transport.abort()
         self.connections.discard(gone)  # as it will itself when it hears of that
 
@@ -76,18 +82,16 @@ class PatientProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def handle_websocket_upgrade(self, event: Any) -> None:
-        """Leave the connection to the socket's protocol, which pings."""
-        self._stop()
+        self._stop()  # the socket's protocol pings
         super().handle_websocket_upgrade(event)
-
-    @property
-    def _is_silent(self) -> bool:
-        """True if the server waits for the client, to speak or to read."""
-        return self._asks_nothing or self.cycle.more_body or self.flow.write_paused
 
     @property
     def _asks_nothing(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def _is_silent(self) -> bool:  # the server waits for the client, to speak or to read
+        return self._asks_nothing or self.cycle.more_body or self.flow.write_paused
 
     def _wait(self) -> None:
         self._stop()
@@ -108,10 +112,6 @@ class PatientProtocol(H11Protocol):
             self.transport.abort()
 
 
-def _host_of(connection: H11Protocol) -> str:
-    return connection.client[0] if connection.client else ""
-
-
 _RULES = {  # a page loads its own scripts, styles, pictures and clips, and nothing from elsewhere
     "content-security-policy": (
         "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; "
@@ -130,7 +130,7 @@ _RULES = {  # a page loads its own scripts, styles, pictures and clips, and noth
 class Guard:
     """Refuse foreign pages, and names other than localhost and these, with a 403; add headers."""
 
-    def __init__(self, app: ASGIApp, allowed_hosts: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, allowed_hosts: Collection[str]) -> None:
         self.app, self.allowed_hosts = app, {name.lower() for name in allowed_hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -156,6 +156,17 @@ class Guard:
             await PlainTextResponse(complaint, 403)(scope, receive, send_with_rules)
 
 
+def server_config(app: ASGIApp, allowed_hosts: Collection[str], **settings: Any) -> uvicorn.Config:
+    """Configure a server of a guarded app, which waits for no client for ever."""
+    return uvicorn.Config(
+        Guard(app, allowed_hosts),
+        http=PatientProtocol,
+        log_level="warning",
+        server_header=False,
+        **settings,
+    )
+
+
 def check_host(hosts: list[str], allowed: Collection[str]) -> str | None:
     """Return a complaint about the Host headers, or None.
 
@@ -163,16 +174,14 @@ def check_host(hosts: list[str], allowed: Collection[str]) -> str | None:
     """
     if len(hosts) != 1:
         return "expected one Host header"
-    if (found := HOST.fullmatch(hosts[0])) is not None:
-        name, bracketed = found.groups()
-        try:
-            if bracketed is not None:
-                ipaddress.IPv6Address(bracketed)
-            elif name.lower() not in {"localhost", *allowed}:
-                ipaddress.IPv4Address(name)
-            return None
-        except ValueError:
-            pass
+    found = HOST.fullmatch(hosts[0])
+    name, bracketed = found.groups() if found else ("", None)
+    with suppress(ValueError):
+        if bracketed is not None:
+            ipaddress.IPv6Address(bracketed)
+        elif name.lower() not in {"localhost", *allowed}:
+            ipaddress.IPv4Address(name)
+        return None
     return f"this server does not answer to the name {hosts[0][:80]!r} (see --help)"
 
 
@@ -181,6 +190,17 @@ def check_origin(origins: list[str], hosts: list[str]) -> str | None:
     own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
     foreign = [origin for origin in origins if origin.lower() not in own]
     return f"a page of {foreign[0][:80]} may not use this server" if foreign else None
+
+
+def read_json(adapter: TypeAdapter[T], data: bytes | str, kind: str) -> T:
+    """Validate a JSON document, or raise ValueError with the first error and its place."""
+    try:
+        return adapter.validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        text = first["msg"].removeprefix("Value error, ")
+        complaint = ": ".join(filter(None, [".".join(map(str, first["loc"])), text]))
+        raise ValueError(f"this is no {kind}: {complaint[:300]}") from None
 
 
 async def read_body(request: Request, max_bytes: int, max_seconds: float) -> bytes:

@@ -225,7 +225,7 @@ def test_a_study_answers_or_refuses_anything(
     answer = httpx.post(f"{address}/api/{path}", content=body, headers=headers, timeout=20)
     assert answer.status_code in (200, 400, 409, 413, 422), answer.text
     if answer.status_code != 200:
-        assert answer.json()["error"]
+        assert answer.json()["detail"]
 
 
 @seed(15)

@@ -92,7 +92,7 @@ def test_a_system_may_have_a_checkpoint_of_its_own(make, world, tmp_path):
         (("--strategy", "raster", "naive"), r"a strategy looks like raster, k=2, .*, got 'naive'"),
         (("--strategy", "k=1"), r"expected two or more different systems, got k=1"),
         (("--strategy", "raster", "k=9"), r"row_lag must be in \[1, width=5\], got 9"),
-        (("--context-frames", "6"), r"prompt\.mp4 has 5 frames, fewer than 6"),
+        (("--context-frames", "6"), r"prompt\.mp4: expected at least 6 frames .*, got 5"),
         (("--clips", "nowhere"), r"folder of clips not found: nowhere"),
         (("--clips", "."), r"no clips \(.*\) in \."),
         (("--model", "nowhere"), r"nowhere"),
@@ -107,7 +107,7 @@ def test_what_cannot_be_dreamt_is_refused(flags, message, make, tmp_path, monkey
 def test_clips_too_short_to_continue_are_named(make, tmp_path):
     write_video(tmp_path / "a.mp4", smooth_frames(6, HEIGHT_PX, WIDTH_PX), fps=8)
     write_actions(tmp_path / "a.jsonl", ["none"] * 6)
-    make("--clips", tmp_path).assert_refused(r"a\.mp4 has 6 frames, fewer than 7")
+    make("--clips", tmp_path).assert_refused(r"a\.mp4: expected at least 7 frames .*, got 6")
 
 
 @pytest.fixture

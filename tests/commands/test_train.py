@@ -9,9 +9,9 @@ import diagd
 from diagd.data.actions import write_actions
 from diagd.data.video import read_video, write_video
 from diagd.families.presets import PRESETS
+from diagd.pipeline.scenes import model_scenes
 from diagd.training import loop
 from diagd.web.play.server import PlayOptions, load
-from diagd.web.play.welcome import start_scenes
 from tests.worlds import clips_of, model_config, write_shard
 
 SIZE_PX = (28, 42)  # no multiples of 8
@@ -106,7 +106,7 @@ def test_from_clips_of_a_game_to_a_world_to_play(command, tmp_path, monkeypatch)
     )
     assert video.frames.shape == (2, *SIZE_PX, 3)
     assert world.defaults.fps == 5
-    scenes = start_scenes(out, None, world, context_frames=4)
+    scenes = model_scenes(out, world, context_frames=4)
     assert len(scenes) == 1 + 5  # the prompt and the others
     dream = command("generate", "--model", out, "--frames", 3, "--output", tmp_path / "dream.mp4")
     assert dream.code == 0, dream

@@ -13,7 +13,7 @@ from diagd.commands.evaluate import Task
 from diagd.data.video import read_video
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.table import Diagonal, Exact
-from diagd.web.play.session import Controls, Session, SessionStart
+from diagd.web.play.session import Controls, Session, SessionLog
 from tests import oracles
 from tests.evaluation.lines import write_clips
 from tests.evaluation.test_measure import meter_of
@@ -75,7 +75,7 @@ def test_evaluate_warms_up_what_it_times(world, tmp_path, gpus):
 
 def test_a_session_of_play_is_the_same_session(world, gpus):
     frames = read_video(world / "prompt.mp4").frames[-3:]
-    start = SessionStart(frames, PROMPT_ACTIONS[-2:], seed=5)
+    start = SessionLog(frames, PROMPT_ACTIONS[-2:], seed=5)
     chosen = [
         Controls(Diagonal(1), 1.0, 0.9),
         Controls(Diagonal(1), 0),

@@ -6,7 +6,7 @@ import mimetypes
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from torch import Tensor
 
 from diagd.data.video import resize
 from diagd.pipeline.prompts import likeness_notes
-from diagd.web.guard import Guard, read_body
+from diagd.web.guard import read_body
 from diagd.web.play.messages import pack, parse
 from diagd.web.play.player import MAX_UPLOAD_BYTES, Frame, Player, to_jpeg, to_mp4
 from diagd.web.play.scheduler import TRY_LATER, WRONG, Scheduler
-from diagd.web.play.session import SessionLog, SessionStart, load, save
+from diagd.web.play.session import SessionLog, load, save
 
 STATIC = Path(__file__).with_name("static")
 DECODER = Path(__file__).with_name("upload_decoder.py")
@@ -35,18 +35,16 @@ MESSAGES_PER_SECOND, BURST = 200.0, 400.0
 
 
 def create_app(
-    scheduler: Scheduler,
-    model: str,
-    context_frames: int,
-    hosts: Collection[str] = (),
-    *,
-    pack: Callable[[], dict[str, bytes]],
-) -> Guard:
-    """Build the ASGI app over a scheduler, which serves turns for as long as the app lives.
+    scheduler: Scheduler, context_frames: int, pack_world: Callable[[], dict[str, bytes]]
+) -> FastAPI:
+    """Build the app over a scheduler, which serves turns for as long as the app lives.
 
-    Saved sessions hold the name of the model; an uploaded clip is cut to its last `context_frames`.
-    `pack` returns the files by which a browser plays the world itself (see `export`).
+    An uploaded clip is cut to its last `context_frames`. `pack_world` returns the files by which a
+    browser plays the world itself (see `export`).
     """
+    world = scheduler.world
+    source = world.source
+    assert source is not None
     files = {f"static/{path.name}": path.read_bytes() for path in STATIC.iterdir()}
     for number, scene in enumerate(scheduler.scenes):
         files[f"scenes/{number}.jpg"] = to_jpeg(scene.frames[-1])
@@ -64,42 +62,41 @@ def create_app(
             turns.cancel()
             await asyncio.wait([turns])
 
-    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(lifespan=lifespan, openapi_url=None)
 
     @app.post("/sessions/{name}/start")
     async def start(name: str, request: Request, seed: int = 0) -> dict[str, Any]:
-        async with _upload(scheduler, name, request, MAX_UPLOAD_BYTES) as (player, data):
+        player = _player(scheduler.players, name)
+        async with _upload(player, request, MAX_UPLOAD_BYTES) as data:
             async with decoders:
-                frames = await decode_upload(data, context_frames, *scheduler.world.frame_size_px)
-            notes, world = list[str](), scheduler.world
-            if world.source:
-                seen = world.tokenizer, world.source.folder, frames[-1]
-                notes = await asyncio.to_thread(likeness_notes, *seen)
+                frames = await decode_upload(data, context_frames, *world.frame_size_px)
+            seen = world.tokenizer, source.folder, frames[-1]
+            notes = await asyncio.to_thread(likeness_notes, *seen)
             actions = (player.keys.idle,) * (len(frames) - 1)  # a clip has none of its own
-            scheduler.begin(player, SessionLog(SessionStart(frames, actions, seed)))
+            scheduler.begin(player, SessionLog(frames, actions, seed))
         return {"frames": len(frames), "notes": notes}
 
     @app.post("/sessions/{name}/replay")
     async def replay(name: str, request: Request) -> dict[str, int]:
-        async with _upload(scheduler, name, request, MAX_SESSION_BYTES) as (player, data):
-            saved = await asyncio.to_thread(load, data, scheduler.world)
+        player = _player(scheduler.players, name)
+        async with _upload(player, request, MAX_SESSION_BYTES) as data:
+            saved = await asyncio.to_thread(load, data, world)
             scheduler.begin(player, saved)
-        return {"frames": len(saved.frames)}
+        return {"frames": len(saved.history)}
 
     @app.get("/sessions/{name}/session.json")
     async def session(name: str) -> Response:
-        player = _player(scheduler, name, also_gone=True)
+        player = _player(scheduler.players | scheduler.gone, name)
         log = player.session.log if player.session else player.past
         if log is None:
             raise HTTPException(409, "the dream has not begun yet")
-        data = await asyncio.to_thread(save, log, model)
+        data = await asyncio.to_thread(save, log, Path(source.name_or_path).name)
         return _download(data, "application/json", "dream.json")
 
     @app.get("/sessions/{name}/video.mp4")
     async def video(name: str) -> Response:
-        player = _player(scheduler, name, also_gone=True)
-        recorded = list(player.recorded)
-        if not recorded:
+        player = _player(scheduler.players | scheduler.gone, name)
+        if not (recorded := list(player.recorded)):
             raise HTTPException(409, "nothing was recorded yet")
         async with decoders:
             data = await asyncio.to_thread(to_mp4, recorded, player.fps)
@@ -110,7 +107,7 @@ def create_app(
         found, name = files, path or "static/index.html"
         if path.startswith("world/"):
             if not packing:
-                packing.append(asyncio.create_task(asyncio.to_thread(pack)))
+                packing.append(asyncio.create_task(asyncio.to_thread(pack_world)))
             try:
                 found = await asyncio.shield(packing[0])  # others may wait for it, too
             except ValueError as error:
@@ -138,7 +135,7 @@ def create_app(
         finally:
             scheduler.leave(player)
 
-    return Guard(app, hosts)
+    return app
 
 
 async def _send(socket: WebSocket, player: Player) -> None:
@@ -179,25 +176,20 @@ async def _receive(socket: WebSocket, player: Player, scheduler: Scheduler) -> N
             return
 
 
-def _player(scheduler: Scheduler, name: str, also_gone: bool = False) -> Player:
-    if also_gone and name in scheduler.gone:
-        return scheduler.gone[name][1]
-    if name not in scheduler.players:
+def _player(players: dict[str, Player], name: str) -> Player:
+    if name not in players:
         raise HTTPException(404, "this session is over")
-    return scheduler.players[name]
+    return players[name]
 
 
 @contextlib.asynccontextmanager
-async def _upload(
-    scheduler: Scheduler, name: str, request: Request, max_bytes: int
-) -> AsyncIterator[tuple[Player, bytes]]:
+async def _upload(player: Player, request: Request, max_bytes: int) -> AsyncIterator[bytes]:
     """Read an upload, the only one of its player, and answer a ValueError with its text."""
-    player = _player(scheduler, name)
     if player.uploading:
         raise HTTPException(409, "another upload is under way", {"connection": "close"})
     player.uploading = True
     try:
-        yield player, await read_body(request, max_bytes, MAX_SECONDS_OF_UPLOAD)
+        yield await read_body(request, max_bytes, MAX_SECONDS_OF_UPLOAD)
     except ValueError as error:
         raise HTTPException(400, str(error)) from None
     finally:
@@ -209,15 +201,8 @@ def _download(data: bytes, media_type: str, name: str) -> Response:
     return Response(data, media_type=media_type, headers=headers)
 
 
-async def decode_upload(
-    data: bytes,
-    keep: int,
-    height_px: int,
-    width_px: int,
-    max_seconds: float = MAX_SECONDS_OF_DECODING,
-    decoder: Path = DECODER,
-) -> Tensor:
-    """Decode an image, or the last `keep` frames of a clip, in a child process that `decoder` runs.
+async def decode_upload(data: bytes, keep: int, height_px: int, width_px: int) -> Tensor:
+    """Decode an image, or the last `keep` frames of a clip, in a child process (`DECODER`).
 
     Returns (T, height_px, width_px, 3) uint8; ValueError if it is slow, damaged or of another kind.
     """
@@ -225,14 +210,15 @@ async def decode_upload(
     found = [path for path in sys.path if path and Path(path).resolve() != here]
     limits, pipe = (MAX_UPLOAD_FRAMES, keep, MAX_UPLOAD_PIXELS), asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", str(decoder), *map(str, limits)),
+        *(sys.executable, "-P", str(DECODER), *map(str, limits)),
         **dict.fromkeys(("stdin", "stdout", "stderr"), pipe),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(found)},
     )
     try:
-        out, err = await asyncio.wait_for(child.communicate(data), max_seconds)
+        out, err = await asyncio.wait_for(child.communicate(data), MAX_SECONDS_OF_DECODING)
     except TimeoutError:
-        raise ValueError(f"decoding took longer than {max_seconds:g} seconds") from None
+        limit = f"{MAX_SECONDS_OF_DECODING:g} seconds"
+        raise ValueError(f"decoding took longer than {limit}") from None
     finally:
         with contextlib.suppress(ProcessLookupError):
             child.kill()

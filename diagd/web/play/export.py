@@ -18,7 +18,6 @@ from diagd.console import make_console, waiting
 from diagd.decoding.sampling import ValidRanges
 from diagd.decoding.schedule import TokenGrid
 from diagd.files import write_bytes
-from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.world_folder import CARD_FILE, WorldSource, load_parts
 from diagd.tokenizers.vq import VQTokenizer
@@ -46,7 +45,6 @@ def export(options: ExportWebOptions) -> dict[str, Any]:
 
 
 def page_files() -> dict[str, bytes]:
-    """Return the files of the page, by name."""
     page = (STATIC / "index.html").read_text(encoding="utf-8").replace(PAGE, HERE, 1)
     static = {path.name: path.read_bytes() for path in sorted(STATIC.iterdir())}
     return {
@@ -92,9 +90,14 @@ def pack(options: WorldFlags) -> dict[str, bytes]:
         sampling.exclusive_top_p,
     )
     packed = pack_world(parts.model, parts.tokenizer, play)
-    gpu = shader_files(parts.model, packed)
+    try:
+        shaders, vectors = describe_shaders(parts.model, places_of(packed))
+        text = json.dumps(shaders, separators=(",", ":"))
+        gpu = {"webgpu.json": text.encode(), "webgpu.bin": vectors}
+    except ValueError:
+        gpu = {}  # a browser's GPU cannot run it
     manifest = {
-        **describe(world, scenes, strategies, controls.settings(), scenes[0].fps),
+        **describe(world, scenes, strategies, controls),
         "bytes": len(packed),
         # by which a browser knows whether it has them
         "version": f"{zlib.crc32(b''.join([packed, *gpu.values()])):08x}",
@@ -111,13 +114,3 @@ def pack(options: WorldFlags) -> dict[str, bytes]:
         f"world/{WORLD_FILE}": packed,
         f"world/{MANIFEST}": json.dumps(manifest, separators=(",", ":")).encode(),
     }
-
-
-def shader_files(model: Transformer, packed: bytes) -> dict[str, bytes]:
-    """Return what a browser's GPU is told of a world, by file; nothing where it cannot run it."""
-    try:
-        description, vectors = describe_shaders(model, places_of(packed))
-    except ValueError:
-        return {}
-    text = json.dumps(description, separators=(",", ":"))
-    return {"webgpu.json": text.encode(), "webgpu.bin": vectors}

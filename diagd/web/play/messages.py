@@ -8,7 +8,8 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from diagd.data.actions import ActionCodec
-from diagd.web.play.session import STRICT, Action, Controls, read_json
+from diagd.web.guard import STRICT, read_json
+from diagd.web.play.session import Action, Controls
 
 MAX_MESSAGE_BYTES = 1024
 

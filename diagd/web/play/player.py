@@ -7,12 +7,11 @@ import io
 import secrets
 import sys
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
@@ -23,13 +22,12 @@ from torch import Tensor
 from diagd.data.actions import idle_action
 from diagd.data.video import encode_video
 from diagd.pipeline.generator import VideoGenerator
-from diagd.web.play.messages import Act, Adjust, Message, Pause, Record, Seen
-from diagd.web.play.session import MAX_FRAMES, Controls, FrameRecord, Session, SessionLog
+from diagd.web.play.messages import Act, Adjust, Pause, Record, Seen
+from diagd.web.play.session import MAX_FRAMES, Controls, Session, SessionLog
 
 WINDOW = 2  # frames under way to the page
 MAX_RECORDED_FRAMES = 1200
 MAX_UPLOAD_BYTES = 16 * 2**20
-JPEG_QUALITY = 92
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +59,6 @@ class Keys:
         self._lock = threading.Lock()
 
     def press(self, act: Act) -> None:
-        """Replace the pressed action."""
         with self._lock:
             last = self.pressed
             was_let_go = act.action in (self.idle, self._held.action) or (
@@ -84,15 +81,9 @@ class Keys:
 class Player:
     """A page and its session, at the world's own pace of `fps` where the page wants that."""
 
-    def __init__(
-        self,
-        world: VideoGenerator,
-        fps: Fraction,
-        controls: Controls | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, world: VideoGenerator, fps: Fraction, controls: Controls | None) -> None:
         assert world.vocabulary is not None
-        self.world, self.fps, self.clock = world, fps, clock
+        self.world, self.fps = world, fps
         self.id = secrets.token_urlsafe(16)  # who knows it may fetch the recording and the session
         self.outbox: asyncio.Queue[Frame | Note] = asyncio.Queue()
         self.before: int | None = None  # players in line before this one, while it waits
@@ -101,14 +92,13 @@ class Player:
         self.session: Session | None = None
         self.pending: SessionLog | None = None  # begins at the next turn
         self.past: SessionLog | None = None  # of a player who left
-        self.replaying: deque[FrameRecord] = deque()
-        self.replayed = self.differing = 0
+        self.differing = 0  # frames of a replay that came out otherwise
         self.recording, self.recorded = False, list[bytes]()
         self.uploading = False  # a player has one upload at a time
         self.sent = self.seen = self.num_begun = 0  # frames, frames, and sessions
         self.due = self.send_ms = 0.0
         self.busy = 0.0  # the model's seconds given to this player
-        self.last_active = clock()  # when the page last asked for something, or held a key
+        self.last_active = monotonic()  # when it last asked for something, held a key, or left
 
     def wait(self, before: int, num_places: int) -> None:
         """Tell the page how many wait before it, if it does not know yet."""
@@ -125,12 +115,11 @@ class Player:
         if self.session is not None:
             self.past = self.session.log
         self.session = self.pending = None
-        self.replaying.clear()
 
-    def handle(self, message: Message) -> None:
-        """Handle a message (`Begin` is the scheduler's); ValueError for a frame never sent."""
+    def handle(self, message: Act | Adjust | Pause | Record | Seen) -> None:
+        """Handle a message; ValueError for a frame that was never sent."""
         if not isinstance(message, Seen):
-            self.last_active = self.clock()
+            self.last_active = monotonic()
         match message:
             case Act():
                 self.keys.press(message)
@@ -146,8 +135,6 @@ class Player:
                 if not self.seen <= frame <= self.sent:
                     raise ValueError(f"seen: frame must be in [{self.seen}, {self.sent}]")
                 self.seen = frame
-            case _:
-                raise AssertionError(message)
 
     def _adjust(self, controls: Controls, paced: bool) -> None:
         """Change the controls, or tell the page why the world cannot decode so."""
@@ -155,50 +142,47 @@ class Player:
             controls.check(self.world)
         except ValueError as error:
             if self.outbox.qsize() <= WINDOW:  # to who never listens, no more is said
-                note = {"type": "kept", "message": f"That does not fit: {error}."}
-                self.outbox.put_nowait(
-                    Note(note | {"controls": self.controls.settings(self.paced)})
-                )
+                kept, message = self.controls.settings(self.paced), f"That does not fit: {error}."
+                note = {"type": "kept", "message": message, "controls": kept}
+                self.outbox.put_nowait(Note(note))
         else:
             self.controls, self.paced = controls, paced
 
     def begin(self, log: SessionLog) -> None:
         """Begin another session at the next turn, and first generate the frames it has again."""
-        self.pending, self.last_active = log, self.clock()
+        self.pending, self.last_active = log, monotonic()
 
     def ready(self, now: float) -> bool:
         """True if the model has something to do for this player."""
         if self.sent - self.seen >= WINDOW:
             return False
-        if self.pending is not None or self.replaying:
-            return True
-        return self.session is not None and not self.paused and now >= self.due
+        if self.pending is not None or self.session is None:
+            return self.pending is not None
+        return self.session.expected is not None or (not self.paused and now >= self.due)
 
     def turn(self) -> Callable[[], Frame]:
         """Begin the pending session, or generate one frame. Runs in the model's thread.
 
         Returns a function that paints the frame; to be called once, in the order of turns.
         """
-        started = time.perf_counter()
+        started = perf_counter()
         if self.pending is not None:
             return self._begin(self.pending, started)
         session = self.session
         assert session is not None
-        if self.replaying or self.keys.pressed.action != self.keys.idle:
-            self.last_active = self.clock()
+        expected = session.expected
+        if expected or self.keys.pressed.action != self.keys.idle:
+            self.last_active = monotonic()
         if len(session.history) >= MAX_FRAMES:
             raise ValueError(f"this dream has lasted {MAX_FRAMES} frames, which is the longest")
-        if self.replaying:
-            record = self.replaying.popleft()
-            act = Act(record.action, self.keys.pressed.id)
-            controls, checksum = record.controls, record.checksum
+        if expected:
+            act, controls = Act(expected.action, self.keys.pressed.id), expected.controls
         else:
-            act, controls, checksum = self.keys.next(), self.controls, None
+            act, controls = self.keys.next(), self.controls
         tokens = session.advance(act.action, controls)
-        if checksum is not None:
-            self.replayed += 1
-            self.differing += checksum != session.history[-1].checksum
-        self.due = max(self.due + float(1 / self.fps), self.clock()) if self.paced else 0.0
+        if expected:
+            self.differing += expected.checksum != session.history[-1].checksum
+        self.due = max(self.due + float(1 / self.fps), monotonic()) if self.paced else 0.0
         header = {
             "action": act.action,
             "strategy": controls.strategy.name,
@@ -213,39 +197,37 @@ class Player:
         """Begin a session, which stays pending meanwhile: another seed of it begins here, too."""
         self.session = None  # its memory first, and that of all who have left since
         _give_back_memory()
-        self.session = session = Session(self.world, log.start)
-        self.replaying, self.replayed, self.differing = deque(log.frames), 0, 0
-        self.keys.tapped, self.due = None, 0.0
+        self.session = session = Session(self.world, log)
+        self.keys.tapped, self.due, self.differing = None, 0.0, 0
         self.num_begun += 1
         if self.pending is log:  # else the next one was asked for meanwhile
             self.pending = None
         header = {"begun": True, "ms": milliseconds_since(started)}
-        return partial(self._frame, log.start.frames[-1], self._header(session) | header)
+        return partial(self._paint, log.frames[-1], self._header(session) | header)
 
     def _header(self, session: Session) -> dict[str, Any]:
         """Count a frame as under way, and return the fields that all headers have."""
         self.sent += 1
+        length, replayed = len(session.history), len(session.start.history)
         return {
             "frame": self.sent,
             "session_number": self.num_begun,
-            "length": len(session.history),
+            "length": length,
             "seed": session.start.seed,
             "held": session.engine.stream.num_held,
             "holds": session.engine.stream.window,
-            "replay": [self.replayed, self.replayed + len(self.replaying), self.differing],
+            "replay": [min(length, replayed), replayed, self.differing],
         }
 
-    def _paint(self, tokens: Tensor, header: dict[str, Any]) -> Frame:
-        started = time.perf_counter()
-        pixels = self.world.tokenizer.decode(tokens)[0].cpu()
-        header["picture_ms"] = milliseconds_since(started)
-        return self._frame(pixels, header)
-
-    def _frame(self, pixels: Tensor, header: dict[str, Any]) -> Frame:
-        """Compress a frame, and record it if it is not where one began."""
-        started = time.perf_counter()
-        picture = to_jpeg(pixels)
-        if "begun" not in header and self.recording and len(self.recorded) < MAX_RECORDED_FRAMES:
+    def _paint(self, drawn: Tensor, header: dict[str, Any]) -> Frame:
+        """Compress the frame where one began, or that of tokens, which is also recorded."""
+        started, is_new = perf_counter(), "begun" not in header
+        if is_new:
+            drawn = self.world.tokenizer.decode(drawn)[0].cpu()
+            header["picture_ms"] = milliseconds_since(started)
+        started = perf_counter()
+        picture = to_jpeg(drawn)
+        if is_new and self.recording and len(self.recorded) < MAX_RECORDED_FRAMES:
             self.recorded.append(picture)
         header["encode_ms"] = milliseconds_since(started)
         header |= {"recorded": len(self.recorded), "send_ms": round(self.send_ms, 2)}
@@ -253,13 +235,13 @@ class Player:
 
 
 def milliseconds_since(started: float) -> float:
-    return round((time.perf_counter() - started) * 1e3, 2)
+    return round((perf_counter() - started) * 1e3, 2)
 
 
 def to_jpeg(frame: Tensor) -> bytes:
     """Compress one (H_px, W_px, 3) uint8 RGB frame, its colours at full resolution."""
     buffer = io.BytesIO()
-    Image.fromarray(frame.numpy()).save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+    Image.fromarray(frame.numpy()).save(buffer, "JPEG", quality=92, subsampling=0)
     return buffer.getvalue()
 
 

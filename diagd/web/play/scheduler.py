@@ -7,10 +7,10 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
+from time import monotonic
 from typing import Any, TypeVar
 
 import torch
@@ -21,14 +21,8 @@ from diagd.decoding.strategies.table import Exact
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import StartScene
 from diagd.web.play.messages import Begin, Message
-from diagd.web.play.player import (
-    MAX_RECORDED_FRAMES,
-    MAX_UPLOAD_BYTES,
-    Frame,
-    Note,
-    Player,
-)
-from diagd.web.play.session import Controls, SessionLog, SessionStart
+from diagd.web.play.player import MAX_RECORDED_FRAMES, MAX_UPLOAD_BYTES, Frame, Note, Player
+from diagd.web.play.session import Controls, SessionLog
 from diagd.web.play.welcome import describe, offered
 
 logger = logging.getLogger("diagd.play")
@@ -49,13 +43,11 @@ class Scheduler:
         max_sessions: int,  # the others wait in line
         idle_seconds: float,  # a session without a message or a held key for so long is ended
         controls: Controls | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.world, self.scenes, self.controls, self.clock = world, tuple(scenes), controls, clock
+        self.world, self.scenes, self.controls = world, tuple(scenes), controls
         self.max_sessions, self.idle_seconds = max_sessions, idle_seconds
         self.players: dict[str, Player] = {}  # the least recently served first
-        # who left, and when: for a while their recordings and logs can be fetched
-        self.gone: dict[str, tuple[float, Player]] = {}
+        self.gone: dict[str, Player] = {}  # their recordings and logs can be fetched for a while
         self.line: list[Player] = []  # who waits for a place, the first to come first
         self.served: Player | None = None  # whose turn is under way
         self.frames = self.sessions = 0  # generated, and begun, for anybody so far
@@ -68,7 +60,7 @@ class Scheduler:
         """Admit a player at once or put them in line; None where the line is full."""
         if len(self.line) >= MAX_WAITING:
             return None
-        player = Player(self.world, self.scenes[0].fps, self.controls, self.clock)
+        player = Player(self.world, self.scenes[0].fps, self.controls)
         self.line.append(player)
         self._admit()
         return player
@@ -85,12 +77,10 @@ class Scheduler:
             player.wait(before, self.max_sessions)
 
     def _welcome(self, player: Player) -> dict[str, Any]:
-        """Describe to a page what can be played, before the first frame."""
         raster, *diagonals = offered(self.world)
         strategies = dict.fromkeys([raster, Exact(), *diagonals, player.controls.strategy])
-        settings = player.controls.settings()
         return {
-            **describe(self.world, self.scenes, strategies, settings, player.fps),
+            **describe(self.world, self.scenes, strategies, player.controls),
             "session": player.id,
             "computed": [self.world.dtype, self.world.backend],
             "max_recorded": MAX_RECORDED_FRAMES,
@@ -100,7 +90,7 @@ class Scheduler:
     def leave(self, player: Player) -> None:
         """Remove a player and free the session's memory (after a turn that is under way)."""
         if self.players.pop(player.id, None):
-            self.gone[player.id] = self.clock(), player
+            self.gone[player.id], player.last_active = player, monotonic()
             while len(self.gone) > self.max_sessions:
                 del self.gone[next(iter(self.gone))]
         if player is not self.served:
@@ -110,7 +100,6 @@ class Scheduler:
         self._admit()
 
     def end(self, player: Player, message: str, code: int = GONE) -> None:
-        """Close the player's socket, with the reason."""
         self.leave(player)
         player.outbox.put_nowait(Note({"type": "ended", "message": message}, code))
 
@@ -119,23 +108,21 @@ class Scheduler:
         if player in self.line:
             raise ValueError("nothing can be played before there is a place")
         if isinstance(message, Begin):
-            self.begin(player, SessionLog(self._start(player, message)))
+            self.begin(player, self._start(player, message))
         else:
             player.handle(message)
             self.wake.set()
 
-    def _start(self, player: Player, message: Begin) -> SessionStart:
+    def _start(self, player: Player, message: Begin) -> SessionLog:
         if message.scene is None:
-            session = player.pending or player.session
-            begun = session.start if session else self.scenes[0]
+            begun = player.pending or (player.session and player.session.start) or self.scenes[0]
         elif 0 <= message.scene < len(self.scenes):
             begun = self.scenes[message.scene]
         else:
             raise ValueError(f"scene must be in [0, {len(self.scenes)}), got {message.scene}")
-        return SessionStart(begun.frames, begun.actions, message.seed)
+        return SessionLog(begun.frames, begun.actions, message.seed)
 
     def begin(self, player: Player, log: SessionLog) -> None:
-        """Begin a player's session at the next turn, and replay its frames if it has any."""
         player.begin(log)
         self.wake.set()
 
@@ -145,16 +132,19 @@ class Scheduler:
         watch = asyncio.create_task(self._watch_idle())
         try:
             while True:
-                now = self.clock()
+                now = monotonic()
                 player = self.next_player(now)
                 if player is None:
-                    await self._wait(now)
+                    self.wake.clear()
+                    due = [one.due - now for one in self.players.values() if one.due > now]
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self.wake.wait(), min(due, default=None))
                     continue
                 self.served = player
                 turn = loop.run_in_executor(self.thread, player.turn)
                 await asyncio.wait([turn])
                 self.served = None
-                self.charge(player, self.clock() - now)
+                self.charge(player, monotonic() - now)
                 if turn.exception():
                     self._deliver(player, turn)
                 else:
@@ -179,12 +169,6 @@ class Scheduler:
         if self.players.pop(player.id, None):
             self.players[player.id] = player
 
-    async def _wait(self, now: float) -> None:
-        self.wake.clear()
-        due = [player.due - now for player in self.players.values() if player.due > now]
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.wake.wait(), min(due, default=None))
-
     def _deliver(self, player: Player, work: asyncio.Future[Any]) -> None:
         error = work.exception()
         if error is None:
@@ -199,20 +183,18 @@ class Scheduler:
             self.end(player, message, CRASHED)
 
     async def _watch_idle(self) -> None:
-        told = time.monotonic()
         while True:
-            await asyncio.sleep(min(1.0, self.idle_seconds / 4, ALIVE_SECONDS))
+            await asyncio.sleep(min(ALIVE_SECONDS, self.idle_seconds / 4))
             self.end_idle()
-            if time.monotonic() - told >= ALIVE_SECONDS:
-                told = time.monotonic()
-                for player in (*self.players.values(), *self.line):
-                    if player.outbox.empty():  # else something else is under way
-                        player.outbox.put_nowait(Note({"type": "alive"}))
+            for player in (*self.players.values(), *self.line):
+                if player.outbox.empty():  # else something else is under way
+                    player.outbox.put_nowait(Note({"type": "alive"}))
 
     def end_idle(self) -> None:
         """End sessions without activity for `idle_seconds`; forget players who left long ago."""
-        now = self.clock()
-        self.gone = {name: one for name, one in self.gone.items() if now - one[0] <= KEPT_SECONDS}
+        now = monotonic()
+        kept = [one for one in self.gone.values() if now - one.last_active <= KEPT_SECONDS]
+        self.gone = {player.id: player for player in kept}
         passed = f"Nothing was pressed for {self.idle_seconds:g} seconds"
         for player in list(self.players.values()):
             if now - player.last_active > self.idle_seconds:
@@ -235,7 +217,6 @@ class Painter:
             torch.set_num_threads(before)  # or threads yet to come would have one, too
 
     def submit(self, paint: Callable[[], T]) -> asyncio.Future[T]:
-        """Paint, after all that was submitted before."""
         return asyncio.get_running_loop().run_in_executor(self.thread, self._run, paint)
 
     def _run(self, paint: Callable[[], T]) -> T:

@@ -25,14 +25,14 @@ from diagd.console import make_console, waiting
 from diagd.files import write_bytes
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import StartScene
-from diagd.web.guard import Guard, PatientProtocol, listen, url_of
+from diagd.web.guard import listen, server_config, url_of
 from diagd.web.play.app import create_app
 from diagd.web.play.export import pack
 from diagd.web.play.messages import MAX_MESSAGE_BYTES
 from diagd.web.play.options import PlayOptions
 from diagd.web.play.player import to_mp4
 from diagd.web.play.scheduler import Scheduler
-from diagd.web.play.session import Controls, Session, SessionStart
+from diagd.web.play.session import Controls, Session, SessionLog
 from diagd.web.play.welcome import opening
 
 logger = logging.getLogger("diagd.play")
@@ -46,8 +46,8 @@ def play(options: PlayOptions) -> dict[str, Any]:
             scheduler, server = load(options)
         url = url_of(*listening.getsockname()[:2])
         console.print(f"dreaming at {url} in {scheduler.world.dtype} (Ctrl-C ends it)")
-        if options.open:
-            threading.Thread(target=_open_when_ready, args=(server, url), daemon=True).start()
+        if options.open:  # the socket listens already: a page waits until the server runs
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         with suppress(KeyboardInterrupt), short_collections():
             server.run(sockets=[listening])
     return {"url": url, "sessions": scheduler.sessions, "frames": scheduler.frames}
@@ -67,16 +67,22 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
     controls, context_frames, scenes = opening(world, options)
     warm_up(world, scenes[0], controls)
     scheduler = Scheduler(world, scenes, options.max_sessions, options.idle_seconds, controls)
-    hosts, name = (options.host, *options.allow_host), Path(options.model).name
     packed = partial(pack, replace(options, strategy=None, context_frames=context_frames))
-    app = create_app(scheduler, name, context_frames, hosts, pack=packed)
-    return scheduler, PlayServer(app, scheduler, options.recordings)
+    config = server_config(
+        create_app(scheduler, context_frames, packed),
+        (options.host, *options.allow_host),
+        ws="websockets-sansio",
+        ws_max_size=4 * MAX_MESSAGE_BYTES,
+        ws_per_message_deflate=False,  # JPEG does not shrink
+        timeout_graceful_shutdown=2,
+    )
+    return scheduler, PlayServer(config, scheduler, options.recordings)
 
 
 def warm_up(world: VideoGenerator, scene: StartScene, controls: Controls) -> None:
     """Generate two frames, so that everything is built before the first player comes."""
     assert world.vocabulary is not None
-    session = Session(world, SessionStart(scene.frames, scene.actions, 0))
+    session = Session(world, SessionLog(scene.frames, scene.actions, 0))
     for _ in range(2):
         world.tokenizer.decode(session.advance(world.vocabulary.names[0], controls))
 
@@ -84,20 +90,8 @@ def warm_up(world: VideoGenerator, scene: StartScene, controls: Controls) -> Non
 class PlayServer(uvicorn.Server):
     """Saves what is being recorded, in a folder, when it is told to end (SIGTERM, Ctrl-C)."""
 
-    def __init__(self, app: Guard, scheduler: Scheduler, recordings: Path) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                log_level="warning",
-                http=PatientProtocol,
-                ws="websockets-sansio",
-                ws_max_size=4 * MAX_MESSAGE_BYTES,
-                ws_ping_interval=20,
-                ws_per_message_deflate=False,  # JPEG does not shrink
-                timeout_graceful_shutdown=2,
-                server_header=False,
-            )
-        )
+    def __init__(self, config: uvicorn.Config, scheduler: Scheduler, recordings: Path) -> None:
+        super().__init__(config)
         self.scheduler, self.recordings = scheduler, recordings
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -113,13 +107,6 @@ class PlayServer(uvicorn.Server):
                 logger.error("a recording of %d frames is lost: %s", len(pictures), error)
             else:
                 logger.warning("a recording was cut short: %s", path)
-
-
-def _open_when_ready(server: uvicorn.Server, page: str) -> None:
-    while not (server.started or server.should_exit):
-        time.sleep(0.05)
-    if server.started:
-        webbrowser.open(page)
 
 
 @contextmanager

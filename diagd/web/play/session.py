@@ -5,22 +5,15 @@ Its log of them replays it exactly, and the checksum of each frame's tokens prov
 """
 
 import base64
-import binascii
+import contextlib
 import dataclasses
 import math
 import zlib
 from functools import lru_cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import (
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -29,13 +22,12 @@ from diagd.decoding.schedule import Order, TokenGrid
 from diagd.decoding.strategies.table import Diagonal, Strategy, parse_strategy
 from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.generator import VideoGenerator
+from diagd.web.guard import STRICT, read_json
 
 MAX_SEED = 2**32  # JavaScript holds it exactly
 MAX_FRAMES = 20_000  # of a session: forty minutes at the pace of the bundled world
 MAX_START_FRAMES = 64
-STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 DEFAULT_STRATEGY = Diagonal(1)
-T = TypeVar("T")
 
 
 def _strategy(given: Any) -> Strategy:
@@ -55,9 +47,7 @@ class Controls:
     """Settings that may change between two frames; one left out in JSON has its default."""
 
     strategy: StrategyByName = DEFAULT_STRATEGY
-    # 0 is greedy
     temperature: Annotated[float, Field(ge=0, le=5)] = GenerationDefaults.temperature
-    # 1 keeps all tokens
     top_p: Annotated[float, Field(ge=0.01, le=1)] = GenerationDefaults.top_p or 1.0
 
     def settings(self, paced: bool = False) -> dict[str, Any]:
@@ -74,19 +64,6 @@ class Controls:
         return world.sampling(SamplingOptions(self.temperature, top_p=top_p))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class SessionStart:
-    """The frames that a session begins with, and the seed of its draws."""
-
-    frames: Tensor  # (m, H_px, W_px, 3) uint8
-    actions: tuple[str, ...]  # the m - 1 between them
-    seed: int  # in [0, MAX_SEED)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seed < MAX_SEED:
-            raise ValueError(f"seed must be in [0, {MAX_SEED}), got {self.seed}")
-
-
 @dataclass(frozen=True, config=STRICT)
 class FrameRecord:
     """One generated frame: what was chosen for it, and the CRC-32 of its tokens."""
@@ -100,19 +77,22 @@ class FrameRecord:
 class SessionLog:
     """Everything that a session depends on, to save and to replay it."""
 
-    start: SessionStart
-    frames: tuple[FrameRecord, ...] = ()
+    frames: Tensor  # (m, H_px, W_px, 3) uint8, that it begins with
+    actions: tuple[str, ...]  # the m - 1 between them
+    seed: int  # of its draws, in [0, MAX_SEED)
+    history: tuple[FrameRecord, ...] = ()  # of the frames that it generated
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < MAX_SEED:
+            raise ValueError(f"seed must be in [0, {MAX_SEED}), got {self.seed}")
 
 
 class Session:
     """A video that goes on frame by frame; ValueError if its start is too long for the model."""
 
-    def __init__(self, world: VideoGenerator, start: SessionStart) -> None:
+    def __init__(self, world: VideoGenerator, start: SessionLog) -> None:
         self.world, self.start = world, start
-        self.sampling = Controls().sampling(world)
-        self.engine = world.start(
-            start.frames, context_actions=start.actions, sampling=self.sampling, seed=start.seed
-        )
+        self.engine = world.start(start.frames, context_actions=start.actions, seed=start.seed)
         self.history: list[FrameRecord] = []
         self.num_steps = 0  # of the newest frame
         # the step that wrote each of its tokens, in raster order; of exact decoding, made it final
@@ -120,15 +100,20 @@ class Session:
 
     @property
     def log(self) -> SessionLog:
-        return SessionLog(self.start, tuple(self.history))
+        return dataclasses.replace(self.start, history=tuple(self.history))
+
+    @property
+    def expected(self) -> FrameRecord | None:
+        """The next frame of the log that it began with, as long as it replays that."""
+        length, known = len(self.history), self.start.history
+        return known[length] if length < len(known) else None
 
     def advance(self, action: str, controls: Controls) -> Tensor:
         """Generate the frame that an action leads to; (1, height, width) int64 tokens."""
         engine, strategy = self.engine, controls.strategy
         sampling = controls.sampling(self.world)
-        if sampling != self.sampling:
+        if sampling != engine.stream.sampling:
             engine.set_sampling(sampling)
-            self.sampling = sampling
         before = engine.stream.num_steps
         (tokens,) = engine.decode(strategy, self.world.action_ids([action], 1, "frame"), 1)
         self.num_steps = engine.stream.num_steps - before
@@ -180,24 +165,23 @@ _SAVED = TypeAdapter(SavedSession)
 
 def save(log: SessionLog, model: str) -> bytes:
     """Format a session as JSON."""
-    start = log.start
-    pixels = base64.b64encode(zlib.compress(start.frames.numpy().tobytes())).decode()
-    count, height_px, width_px, channels = start.frames.shape
-    saved = SavedStart((count, height_px, width_px, channels), pixels, list(start.actions))
-    return _SAVED.dump_json(SavedSession(model, start.seed, saved, log.frames))
+    pixels = base64.b64encode(zlib.compress(log.frames.numpy().tobytes())).decode()
+    count, height_px, width_px, channels = log.frames.shape
+    start = SavedStart((count, height_px, width_px, channels), pixels, list(log.actions))
+    return _SAVED.dump_json(SavedSession(model, log.seed, start, log.history))
 
 
 def load(data: bytes | str, world: VideoGenerator) -> SessionLog:
     """Read what `save` wrote, or anybody; ValueError for a bad document or one of another model."""
     saved = read_json(_SAVED, data, "saved dream")
-    start, size_px = saved.start, world.frame_size_px
-    count, *shown_px, channels = start.shape
+    start, (height_px, width_px) = saved.start, world.frame_size_px
+    count, *shown = start.shape
     if not 1 <= count <= MAX_START_FRAMES:
         raise ValueError(f"a saved dream starts with 1 to {MAX_START_FRAMES} frames, got {count}")
-    if [*shown_px, channels] != [*size_px, 3]:
+    if shown != [height_px, width_px, 3]:
         raise ValueError(
-            f"the saved dream has frames of {shown_px[0]}x{shown_px[1]} pixels, "
-            f"this model {size_px[0]}x{size_px[1]}"
+            f"the saved dream has frames of {shown[0]}x{shown[1]} pixels, "
+            f"this model {height_px}x{width_px}"
         )
     if len(start.actions) != count - 1:
         raise ValueError(f"the saved dream's start needs {count - 1} actions")
@@ -207,28 +191,14 @@ def load(data: bytes | str, world: VideoGenerator) -> SessionLog:
     for controls in {record.controls for record in saved.frames}:
         controls.check(world)
     frames = _inflate(start.pixels, start.shape)
-    return SessionLog(SessionStart(frames, tuple(start.actions), saved.seed), saved.frames)
+    return SessionLog(frames, tuple(start.actions), saved.seed, saved.frames)
 
 
 def _inflate(text: str, shape: tuple[int, ...]) -> Tensor:
     """Undo base64 and deflate; never makes more bytes than the shape has."""
-    size = math.prod(shape)
-    try:
+    size, pixels = math.prod(shape), b""
+    with contextlib.suppress(zlib.error, ValueError):
         pixels = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), size)
-    except (zlib.error, binascii.Error, ValueError):
-        pixels = b""
     if len(pixels) != size:
         raise ValueError("the saved dream's start frames are damaged")
     return torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(shape)
-
-
-def read_json(adapter: TypeAdapter[T], data: bytes | str, kind: str) -> T:
-    """Validate a JSON document, or raise ValueError with the first error and its place."""
-    try:
-        return adapter.validate_json(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        text = first["msg"].removeprefix("Value error, ")
-        complaint = f"{where}: {text}" if where else text
-        raise ValueError(f"this is no {kind}: {complaint[:300]}") from None

@@ -15,6 +15,7 @@ import io
 import os
 import sys
 from collections import deque
+from itertools import islice
 
 import av
 import numpy as np
@@ -56,12 +57,10 @@ def decode(data: bytes, max_frames: int, keep: int, max_pixels: int) -> list[np.
                 raise ValueError("the clip's codec is not known here")
             _check_size(stream.codec_context.width, stream.codec_context.height, max_pixels)
             stream.codec_context.options = {"max_pixels": str(max_pixels), "threads": "1"}
-            for number, frame in enumerate(container.decode(stream), start=1):
+            for frame in islice(container.decode(stream), max_frames):
                 _check_size(frame.width, frame.height, max_pixels)
                 pixels = frame.to_ndarray(format="rgb24")
                 frames.append(np.rot90(pixels, round(frame.rotation / 90)))  # upright
-                if number == max_frames:
-                    break
     except (FFmpegError, EOFError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"the file is damaged: {reason}") from None

@@ -1,7 +1,6 @@
 """The description of a world that a page gets before the first frame: scenes, actions, settings."""
 
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,18 @@ from diagd.web.play.session import MAX_SEED, Controls
 def opening(world: VideoGenerator, flags: WorldFlags) -> tuple[Controls, int, list[StartScene]]:
     """Return the controls, the frames of context and the scenes with which a world begins."""
     defaults = world.defaults
-    named = parse_strategy(flags.strategy) if flags.strategy else None
-    strategy = named or defaults.strategy(world.height)
+    strategy = parse_strategy(flags.strategy) if flags.strategy else defaults.strategy(world.height)
     controls = Controls(strategy, defaults.temperature, defaults.top_p or 1.0)
     controls.check(world)
     max_context = (world.remembers or world.config.frames_held) - 1  # one frame is to come
     context_frames = flags.context_frames or max(1, min(defaults.context_frames, max_context))
-    scenes = start_scenes(model_path(flags.model), flags.scenes, world, context_frames)
+    scenes = folder_scenes(flags.scenes, world, context_frames) if flags.scenes else []
+    if flags.scenes and not scenes:
+        raise ValueError(f"no clip or image in {flags.scenes}")
+    model = model_path(flags.model)
+    scenes += model_scenes(model, world, context_frames)
+    if not scenes:
+        raise ValueError(f"nowhere to start: {model} has no prompt.mp4, name a folder by --scenes")
     return controls, context_frames, scenes
 
 
@@ -33,8 +37,7 @@ def describe(
     world: VideoGenerator,
     scenes: Sequence[StartScene],
     strategies: Iterable[Strategy],
-    settings: dict[str, Any],
-    fps: Fraction,
+    controls: Controls,
 ) -> dict[str, Any]:
     """Format what can be played: strategies with the steps of a frame where they are known."""
     assert world.vocabulary is not None
@@ -47,27 +50,14 @@ def describe(
             (one.name, one.schedule(grid).num_steps if one.has_schedule else None)
             for one in strategies
         ],
-        "controls": settings,
-        "fps": float(fps),
+        "controls": controls.settings(),
+        "fps": float(scenes[0].fps),
         "model": Path(world.source.name_or_path).name if world.source else None,
         "remembers": world.remembers or world.config.frames_held,
         "keyboard": keyboard_of(world.vocabulary),
         "scenes": [scene.name for scene in scenes],
         "max_seed": MAX_SEED,
     }
-
-
-def start_scenes(
-    model: Path, folder: Path | None, world: VideoGenerator, context_frames: int
-) -> list[StartScene]:
-    """Load the scenes of a folder, if one is given, then those of the model's folder."""
-    scenes = folder_scenes(folder, world, context_frames) if folder is not None else []
-    if folder is not None and not scenes:
-        raise ValueError(f"no clip or image in {folder}")
-    scenes += model_scenes(model, world, context_frames)
-    if not scenes:
-        raise ValueError(f"nowhere to start: {model} has no prompt.mp4, name a folder by --scenes")
-    return scenes
 
 
 def offered(world: VideoGenerator) -> list[Strategy]:

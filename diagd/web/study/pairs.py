@@ -95,8 +95,9 @@ def find_pairs(
 
     Raises FileNotFoundError or ValueError for clips that are missing or cannot be shown fairly.
     """
-    require_folder(folder, "folder of pairs")
-    systems = sorted(path.name for path in folder.iterdir() if any(path.glob("*.mp4")))
+    inside = sorted(require_folder(folder, "folder of pairs").iterdir())
+    found = {path.name: {clip.stem for clip in path.glob("*.mp4")} for path in inside}
+    systems = [system for system, names in found.items() if names]
     if len(systems) < 2:
         raise ValueError(
             f"{folder} must hold two or more folders of mp4 clips, one for each system, "
@@ -104,9 +105,14 @@ def find_pairs(
         )
     comparisons = _comparisons(compare, systems)
     first, *others = dict.fromkeys(system for pair in comparisons for system in pair)
+    for system in others:
+        if differing := found[first] ^ found[system]:
+            name = min(differing)
+            has, lacks = (first, system) if name in found[first] else (system, first)
+            raise ValueError(f"clips need the same names: {has} has {name}.mp4, {lacks} has not")
     digest = hashlib.sha256()
     clips = []
-    for name in track(_clip_names(folder, first, others), "reading clips"):
+    for name in track(sorted(found[first]), "reading clips"):
         clip = _read_clip(folder / first / f"{name}.mp4", digest)
         for system in others:
             version = _read_clip(folder / system / f"{name}.mp4", digest)
@@ -127,30 +133,18 @@ def _comparisons(compare: tuple[str, ...], systems: list[str]) -> tuple[tuple[st
     if not compare:
         if len(systems) > 2:
             raise ValueError(f"choose with --compare A:B among {', '.join(systems)}")
-        first, second = sorted(systems, key=lambda name: (name == "raster", name))
+        first, second = sorted(systems, key=lambda name: name == "raster")
         return ((first, second),)
     comparisons = []
     for pair in compare:
         first, _, second = pair.partition(":")
         if first == second or not {first, second} <= set(systems):
-            raise ValueError(
-                f"compare must look like A:B, two different ones of {', '.join(systems)}, "
-                f"got {pair!r}"
-            )
-        if {first, second} in [set(earlier) for earlier in comparisons]:
+            known = f"two different ones of {', '.join(systems)}"
+            raise ValueError(f"compare must look like A:B, {known}, got {pair!r}")
+        if {first, second} in map(set, comparisons):
             raise ValueError(f"{first} and {second} are compared twice")
         comparisons.append((first, second))
     return tuple(comparisons)
-
-
-def _clip_names(folder: Path, first: str, others: list[str]) -> list[str]:
-    names = {path.stem for path in (folder / first).glob("*.mp4")}
-    for system in others:
-        if differing := names ^ {path.stem for path in (folder / system).glob("*.mp4")}:
-            name = min(differing)
-            has, lacks = (first, system) if name in names else (system, first)
-            raise ValueError(f"clips need the same names: {has} has {name}.mp4, {lacks} has not")
-    return sorted(names)
 
 
 def _read_clip(path: Path, digest: "hashlib._Hash") -> Clip:
@@ -188,14 +182,14 @@ def playable(path: Path) -> bytes:
         stream = source.streams.video[0]
         copy = target.add_stream_from_template(stream)
         copy.metadata.clear()
-        silent = None
-        if stream.codec_context.codec.canonical_name == "h264":  # NAL units of type 6 hold words
-            silent = BitStreamFilterContext("filter_units=remove_types=6", stream, copy)
+        is_h264 = stream.codec_context.codec.canonical_name == "h264"
+        kept = "filter_units=remove_types=6" if is_h264 else "null"  # NAL units that hold words
+        silent = BitStreamFilterContext(kept, stream, copy)
         for packet in source.demux(stream):
             if packet.dts is not None:
-                for kept in silent.filter(packet) if silent else [packet]:
-                    kept.stream = copy
-                    target.mux(kept)
+                for part in silent.filter(packet):
+                    part.stream = copy
+                    target.mux(part)
     return whole.getvalue()
 
 
@@ -223,7 +217,7 @@ def _remember(options: StudyOptions) -> None:
     made: dict[str, Any] = {
         **{name: getattr(options, name) for name in ("model", "frames", "context_frames", "seed")},
         "systems": list(options.strategy),
-        "clips": str(options.clips) if options.clips else None,
+        "clips": options.clips and str(options.clips),
         "torch": str(torch.__version__),
     }
     path = options.pairs / "made.json"
@@ -238,17 +232,14 @@ def _make_clip(
     options: StudyOptions, world: VideoGenerator, strategy: Strategy, number: int, target: Path
 ) -> None:
     """Continue some frames of a clip by the actions that follow there, or the prompt by a walk."""
-    codec, seen = world.vocabulary, options.context_frames
+    codec, seen, length = world.vocabulary, options.context_frames, options.context_frames
     draw = random.Random(f"{options.seed}/{number}")
     prompts = [ClipFile("prompt", model_path(options.model) / "prompt.mp4", codec)]
-    length = seen
     if options.clips:
         prompts = list(find_clips(options.clips, codec).values())
         length += options.frames
     prompt = prompts[number % len(prompts)]
-    given, _ = prompt.length()
-    if given < length:
-        raise ValueError(f"{prompt.path} has {given} frames, fewer than {length}")
+    given = prompt.check(length)
     first = draw.randrange(given - length + 1) if options.clips else given - seen
     clip = prompt.read(seen, first, size_px=world.frame_size_px)
     actions = prompt.actions()

@@ -7,10 +7,9 @@ exact and two-sided: under "no difference" wins among the decided answers are Bi
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment
 from rich.console import Console
@@ -22,7 +21,6 @@ from diagd.files import save_figure
 _PAGE_FILE = Path(__file__).with_name("static") / "results.html"
 PAGE = Environment(autoescape=True).from_string(_PAGE_FILE.read_text(encoding="utf-8"))
 OUTCOMES = ("win", "tie", "lose")
-CONFIDENCE = 0.95
 NOTES = (
     "win: the first system was preferred; lose: the second; nobody knew which was which",
     "win rate: wins among wins and losses, ties dropped",
@@ -43,8 +41,7 @@ COLUMNS = {  # heading and format
 COLOURS = {"win": "#2f7d5b", "tie": "#77736a", "lose": "#b3512c"}  # those of study.css
 
 
-@dataclass(frozen=True)
-class Vote:
+class Vote(NamedTuple):
     """One answer: `comparison` is an index into the study's, `outcome` one of `OUTCOMES`."""
 
     rater: str
@@ -105,7 +102,7 @@ def wilson(successes: int, total: int) -> tuple[float, float]:
 
     Wilson (1927): centre (p + z^2 / 2n) / (1 + z^2 / n), with z the normal quantile.
     """
-    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    z = NormalDist().inv_cdf(0.975)
     rate, scale = successes / total, 1 + z * z / total
     centre = (rate + z * z / (2 * total)) / scale
     half = z / scale * math.sqrt(rate * (1 - rate) / total + z * z / (4 * total * total))

@@ -22,10 +22,19 @@ import uvicorn
 from av.error import FFmpegError
 from fastapi import Cookie, Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from diagd.console import make_console
-from diagd.web.guard import SECONDS_TO_ASK, Guard, PatientProtocol, listen, read_body, url_of
+from diagd.web.guard import (
+    SECONDS_TO_ASK,
+    STRICT,
+    listen,
+    read_body,
+    read_json,
+    server_config,
+    url_of,
+)
 from diagd.web.study.options import StudyOptions
 from diagd.web.study.pairs import QUESTIONS, StudyPairs, find_pairs, make_pairs, playable
 from diagd.web.study.results import print_results, results_page, write_chart
@@ -34,41 +43,40 @@ from diagd.web.study.store import StudyStore
 STATIC = Path(__file__).with_name("static")
 PAGES = {"/": "study.html", "/study.js": "study.js", "/study.css": "study.css"}
 MAX_NAME = 40
-MAX_HEADER_BYTES = 16384
 MAX_BODY_BYTES = 4096
 SECONDS_REMEMBERED = 365 * 24 * 3600
 
 
-class Enrolment(BaseModel):  # of a rater, anonymous without a name
-    model_config = ConfigDict(extra="forbid", strict=True)
-    name: str = Field(max_length=MAX_NAME)
+@dataclass(frozen=True, config=STRICT)
+class Enrolment:  # of a rater, anonymous without a name
+    name: Annotated[str, Field(max_length=MAX_NAME)]
 
 
-class Answer(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    trial: int = Field(ge=0, le=10**6)
-    question: str = Field(max_length=40)
-    choice: str = Field(max_length=10)
+@dataclass(frozen=True, config=STRICT)
+class Answer:
+    trial: Annotated[int, Field(ge=0, le=10**6)]
+    question: Annotated[str, Field(max_length=40)]
+    choice: Annotated[str, Field(max_length=10)]
 
 
-def _body(model: type[BaseModel]) -> Any:
+def _body(kind: type[Any]) -> Any:
     """Read and validate a request's body: FastAPI by itself reads one of any size, for ever."""
 
-    async def read(request: Request) -> BaseModel:
+    async def read(request: Request) -> Any:
         data = await read_body(request, MAX_BODY_BYTES, SECONDS_TO_ASK)
         try:
-            return model.model_validate_json(data)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "message"
-            raise HTTPException(422, f"{where}: {first['msg']}") from None
+            return read_json(TypeAdapter(kind), data, "message")
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from None
 
     return Depends(read)
 
 
-def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
-    """Build the application: pages, and a small JSON interface for them."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+def study_server(
+    pairs: StudyPairs, store: StudyStore, seed: int, names: Collection[str]
+) -> uvicorn.Server:
+    """Build the server of the pages, and of a small JSON interface for them."""
+    app = FastAPI(openapi_url=None)
     clips = {clip.name: clip for clip in pairs.clips}
     # cookies know no ports: another study on this machine must not take this one's away
     cookie = f"rater-{hashlib.sha256(store.results_key.encode()).hexdigest()[:12]}"
@@ -147,7 +155,7 @@ def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
     def unsaved(request: Request, error: sqlite3.Error) -> JSONResponse:
         return JSONResponse({"detail": f"the answer could not be saved ({error})"}, 503)
 
-    return app
+    return uvicorn.Server(server_config(app, names, ws="none"))
 
 
 def main(options: StudyOptions) -> dict[str, Any]:
@@ -181,18 +189,3 @@ def _ask(path: Path, options: StudyOptions) -> dict[str, Any]:
         with suppress(KeyboardInterrupt):
             study_server(pairs, store, options.seed, options.names).run(sockets=[listening])
     return {"address": address, "answers": str(path)}
-
-
-def study_server(
-    pairs: StudyPairs, store: StudyStore, seed: int, names: Collection[str]
-) -> uvicorn.Server:
-    """Build the server, reached under localhost, under any address, and under these names."""
-    config = uvicorn.Config(
-        Guard(study_app(pairs, store, seed), names),
-        http=PatientProtocol,
-        ws="none",
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        log_level="warning",
-        server_header=False,
-    )
-    return uvicorn.Server(config)

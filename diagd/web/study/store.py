@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from diagd.files import require_folder
 from diagd.web.study.pairs import StudyPairs
 from diagd.web.study.results import Vote, summarise
 
@@ -78,8 +79,7 @@ class StudyStore:
     def __init__(self, path: Path, pairs: StudyPairs | None = None) -> None:
         if pairs is None and not path.is_file():
             raise FileNotFoundError(f"no answers yet: {path} not found")
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"folder of the answers does not exist: {path.parent}")
+        require_folder(path.parent, "folder of the answers")
         self._lock = threading.Lock()
         with ExitStack() as on_error:
             try:
@@ -96,11 +96,11 @@ class StudyStore:
         """Create the tables if there are none, and load the study that they are of."""
         for setting in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
             self._connection.execute(f"PRAGMA {setting}")
-        wanted = None if pairs is None else pairs.definition
+        wanted = {} if pairs is None else pairs.definition
         with self._transaction() as database:
             (found,) = database.execute("PRAGMA user_version").fetchone()
             (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if wanted is not None and not tables:
+            if wanted and not tables:
                 for statement in SCHEMA.split(";"):
                     database.execute(statement)
                 study = json.dumps(wanted), secrets.token_urlsafe(16)
@@ -111,8 +111,7 @@ class StudyStore:
             row = database.execute("SELECT definition, results_key FROM study").fetchone()
         self.definition: dict[str, Any] = json.loads(row[0])
         self.results_key: str = row[1]
-        if wanted is not None and self.definition != wanted:
-            changed = [name for name in wanted if wanted[name] != self.definition.get(name)]
+        if changed := [name for name in wanted if wanted[name] != self.definition.get(name)]:
             raise ValueError(
                 f"{path} holds answers to another study ({', '.join(changed)} differ): "
                 f"choose another file with --answers"
@@ -123,15 +122,9 @@ class StudyStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._connection
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:  # a full disk may have ended it already
-                    self._connection.execute("ROLLBACK")
-                raise
+        with self._lock, self._connection as database:  # which commits, or rolls back
+            database.execute("BEGIN IMMEDIATE")
+            yield database
 
     def enrol(self, name: str, seed: int) -> tuple[str, str]:
         """Add a rater, whose order and sides are drawn from the seed; ValueError if it is full.
@@ -148,17 +141,15 @@ class StudyStore:
                 namesakes += 1
                 known_as = f"{name} ({namesakes})"
             number, token = count + 1, secrets.token_urlsafe(16)
-            own_seed = f"{seed}/{number}"
-            rater = number, known_as, token, own_seed
+            rater = number, known_as, token, f"{seed}/{number}"
             database.execute("INSERT INTO raters VALUES (?, ?, ?, ?)", rater)
-            comparisons = len(self.definition["comparisons"])
-            drawn = draw_trials(self.definition["clips"], comparisons, own_seed)
+            clips, comparisons = self.definition["clips"], len(self.definition["comparisons"])
+            drawn = draw_trials(clips, comparisons, f"{seed}/{number}")
             rows = [(number, *trial[:-1]) for trial in drawn]
             database.executemany("INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         return token, known_as
 
     def rater(self, token: str) -> tuple[int, str] | None:
-        """Find the number and the name of the rater with that token."""
         with self._transaction() as database:
             query = "SELECT rater, name FROM raters WHERE token = ?"
             return database.execute(query, (token,)).fetchone()
@@ -201,7 +192,8 @@ class StudyStore:
         if row is None:
             return None
         comparison, clip, is_first = row
-        return self.definition["comparisons"][comparison][0 if is_first else 1], clip
+        first, second = self.definition["comparisons"][comparison]
+        return first if is_first else second, clip
 
     def votes(self) -> list[Vote]:
         """Load all answers, unblinded."""

@@ -10,8 +10,8 @@ from diagd.decoding.strategies.table import parse_strategy
 from diagd.families.checkpoints import write_defaults
 from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.generator import VideoGenerator
-from diagd.web.play.session import Controls, Session, SessionStart, checksum_of
-from diagd.web.play.welcome import start_scenes
+from diagd.pipeline.scenes import model_scenes
+from diagd.web.play.session import Controls, Session, SessionLog, checksum_of
 from tests.web.play.serving import serving, wait_until
 
 expect = pytest.importorskip("playwright.sync_api").expect
@@ -66,9 +66,9 @@ def dream_of(page):
 def checksums(world, dream, dtype: DTypeChoice = "int8"):
     """Dream a saved dream again, in Python."""
     generator = VideoGenerator.from_pretrained(world, dtype=dtype)
-    scenes = start_scenes(world, None, generator, generator.defaults.context_frames)
+    scenes = model_scenes(world, generator, generator.defaults.context_frames)
     scene = scenes[dream["scene"]]
-    session = Session(generator, SessionStart(scene.frames, scene.actions, dream["seed"]))
+    session = Session(generator, SessionLog(scene.frames, scene.actions, dream["seed"]))
     for action, strategy, temperature, top_p, _ in dream["frames"]:
         controls = Controls(parse_strategy(strategy), temperature, top_p)
         yield checksum_of(session.advance(action, controls))

@@ -23,12 +23,12 @@ from diagd.decoding.engine import BLOCK, whole_blocks
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.families.checkpoints import save_model
 from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.scenes import model_scenes
 from diagd.pipeline.world_folder import load_parts
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.web.play.export import KERNELS, export, pack
 from diagd.web.play.options import ExportWebOptions
-from diagd.web.play.session import Controls, Session, SessionStart
-from diagd.web.play.welcome import start_scenes
+from diagd.web.play.session import Controls, Session, SessionLog
 from runs import web_kernels
 from tests.worlds import (
     CONTEXT_FRAMES,
@@ -127,8 +127,8 @@ def test_both_sides_see_a_world_alike(kernels):
 )
 def test_frames_are_those_of_python(kernels, packed, world, scene, temperature, beyond):
     generator = VideoGenerator.from_pretrained(world, dtype="int8")
-    start = start_scenes(world, None, generator, generator.defaults.context_frames)[scene]
-    session = Session(generator, SessionStart(start.frames, start.actions, 2**31 + 5))
+    start = model_scenes(world, generator, generator.defaults.context_frames)[scene]
+    session = Session(generator, SessionLog(start.frames, start.actions, 2**31 + 5))
     manifest = json.loads(packed["world/world.json"])
     names, top_p = [name for name, _ in manifest["strategies"]], 0.9 if temperature else 1.0
     assert kernels.open(packed["world/world.bin"]) == NONE
@@ -153,8 +153,8 @@ def test_frames_are_those_of_python(kernels, packed, world, scene, temperature, 
 def test_a_gpu_is_told_what_the_engine_of_python_feeds(kernels, packed, world):
     """Frame by frame it is told lanes, slots and steps, and its tokens are taken as they come."""
     generator, seed = VideoGenerator.from_pretrained(world, dtype="int8"), 2**31 + 5
-    start = start_scenes(world, None, generator, generator.defaults.context_frames)[2]
-    session = Session(generator, SessionStart(start.frames, start.actions, seed))
+    start = model_scenes(world, generator, generator.defaults.context_frames)[2]
+    session = Session(generator, SessionLog(start.frames, start.actions, seed))
     stream, noted, config = session.engine.stream, [], generator.config
     names = [name for name, _ in json.loads(packed["world/world.json"])["strategies"]]
     rotary, vocabulary = load_parts(world).model.model.rotary, generator.vocabulary
@@ -167,7 +167,7 @@ def test_a_gpu_is_told_what_the_engine_of_python_feeds(kernels, packed, world):
     for frame in range(generator.config.frames_held + 3):
         which, controls = frame % len(names), Controls(parse_strategy(names[frame % 4]), 0.8, 0.9)
         session.engine.set_sampling(controls.sampling(generator))
-        session.sampling, run = controls.sampling(generator), stream.run
+        run = stream.run
         noted.clear()
 
         def note(lanes, end, run=run):

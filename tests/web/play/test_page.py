@@ -153,10 +153,10 @@ def test_a_key_changes_the_picture(visit, shared, generator):
 
     def last_picture(replace):
         saved = load(document, generator)
-        session = Session(generator, saved.start)
+        session = Session(generator, saved)
         frames = [
             session.advance(replace.get(record.action, record.action), record.controls)
-            for record in saved.frames
+            for record in saved.history
         ]
         return from_jpeg(to_jpeg(generator.tokenizer.decode(frames[-1])[0])).numpy().astype(float)
 

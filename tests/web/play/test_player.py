@@ -7,16 +7,16 @@ import pytest
 from diagd.decoding.strategies.table import Diagonal, Raster
 from diagd.web.play.messages import Act, Adjust, Pause, Record, Seen
 from diagd.web.play.player import WINDOW, Player, from_jpeg
-from diagd.web.play.session import Controls, Session, SessionLog, SessionStart, load, save
+from diagd.web.play.session import Controls, Session, SessionLog, load, save
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
-START = SessionStart(smooth_frames(2, HEIGHT_PX, WIDTH_PX), ("left",), 3)
+START = SessionLog(smooth_frames(2, HEIGHT_PX, WIDTH_PX), ("left",), 3)
 
 
-def begun(generator, **options):
+def begun(generator):
     """Return a player whose first picture is sent."""
-    player = Player(generator, Fraction(8), **options)
-    player.begin(SessionLog(START))
+    player = Player(generator, Fraction(8), None)
+    player.begin(START)
     player.turn()
     return player
 
@@ -35,9 +35,9 @@ def actions(player):
 
 
 def test_the_first_turn_shows_where_one_stands(generator):
-    player = Player(generator, Fraction(8))
+    player = Player(generator, Fraction(8), None)
     assert not player.ready(time.monotonic())
-    player.begin(SessionLog(START))
+    player.begin(START)
     assert player.ready(time.monotonic())
     frame = player.turn()()
     assert frame.header["begun"]
@@ -99,12 +99,13 @@ def test_a_pause_holds_the_dream_but_not_a_new_one(player):
     see(player)
     player.handle(Pause(True))
     assert not player.ready(time.monotonic())
-    player.begin(SessionLog(START))
+    player.begin(START)
     assert player.ready(time.monotonic())
 
 
-def test_the_world_s_own_pace_puts_frames_off(generator):
-    player = begun(generator, clock=lambda: 100.0)
+def test_the_world_s_own_pace_puts_frames_off(generator, monkeypatch):
+    monkeypatch.setattr("diagd.web.play.player.monotonic", lambda: 100.0)
+    player = begun(generator)
     player.handle(Adjust(paced=True))
     player.turn()
     see(player)
@@ -123,7 +124,7 @@ def test_the_world_s_own_pace_puts_frames_off(generator):
 
 def test_another_seed_asked_for_while_a_dream_is_built_is_of_the_same_place(player, monkeypatch):
     """What is being built can be seen by the scheduler, and what was asked for last begins."""
-    seen, other = [], SessionLog(START)
+    seen, other = [], replace(START)
 
     class Slow(Session):
         def __init__(self, *rest):
@@ -132,16 +133,17 @@ def test_another_seed_asked_for_while_a_dream_is_built_is_of_the_same_place(play
             super().__init__(*rest)
 
     monkeypatch.setattr("diagd.web.play.player.Session", Slow)
-    first = SessionLog(START)
+    first = replace(START)
     player.begin(first)
     player.turn()
     assert seen == [first]
     assert player.pending is other
 
 
-def test_a_held_key_and_a_replay_are_activity(generator):
+def test_a_held_key_and_a_replay_are_activity(generator, monkeypatch):
     now = [0.0]
-    player = begun(generator, clock=lambda: now[0])
+    monkeypatch.setattr("diagd.web.play.player.monotonic", lambda: now[0])
+    player = begun(generator)
     player.handle(Act("left", 1))
     now[0] = 50.0
     player.turn()
@@ -168,7 +170,7 @@ def test_controls_that_do_not_fit_leave_all_as_it_was(player):
 def test_who_has_left_can_still_be_saved_but_holds_no_engine(player):
     player.turn()
     document = save(player.session.log, "doom")
-    player.begin(SessionLog(START))
+    player.begin(START)
     player.release()
     assert (player.session, player.pending) == (None, None)
     assert player.past is not None
@@ -208,7 +210,7 @@ def test_a_replay_that_comes_out_differently_says_so(player):
     player.turn()
     (record,) = player.session.history
     changed = replace(record, checksum=record.checksum + 1)
-    player.begin(SessionLog(START, (changed,)))
+    player.begin(replace(START, history=(changed,)))
     player.turn()
     assert player.turn()().header["replay"] == [1, 1, 1]
 

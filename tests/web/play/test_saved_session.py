@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from diagd.decoding.strategies.table import Diagonal, Raster
-from diagd.web.play.session import MAX_FRAMES, Controls, Session, SessionStart, load, save
+from diagd.web.play.session import MAX_FRAMES, Controls, Session, SessionLog, load, save
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
 
 @pytest.fixture(scope="module")
 def session(generator):
-    session = Session(generator, SessionStart(smooth_frames(2, HEIGHT_PX, WIDTH_PX), ("left",), 3))
+    session = Session(generator, SessionLog(smooth_frames(2, HEIGHT_PX, WIDTH_PX), ("left",), 3))
     for strategy in (Diagonal(1), Raster(), Diagonal(2)):
         session.advance("right", Controls(strategy, 1.5, 0.8))
     return session
@@ -25,11 +25,11 @@ def document(session):
 
 def test_what_was_saved_is_loaded_and_dreamt_again(session, document, generator):
     saved = load(json.dumps(document), generator)
-    assert torch.equal(saved.start.frames, session.start.frames)
-    assert (saved.start.actions, saved.start.seed) == (("left",), 3)
-    assert saved.frames == tuple(session.history)
-    again = Session(generator, saved.start)
-    for record in saved.frames:
+    assert torch.equal(saved.frames, session.start.frames)
+    assert (saved.actions, saved.seed) == (("left",), 3)
+    assert saved.history == tuple(session.history)
+    again = Session(generator, saved)
+    for record in saved.history:
         again.advance(record.action, record.controls)
     assert again.history == session.history
 
@@ -39,7 +39,7 @@ def test_controls_are_saved_by_name_and_one_that_is_left_out_has_its_default(doc
     controls = {"strategy": "k=1", "temperature": 1.5, "top_p": 0.8}
     assert document["frames"][0]["controls"] == controls
     del document["frames"][0]["controls"]["temperature"]
-    (first, *_) = load(json.dumps(document), generator).frames
+    (first, *_) = load(json.dumps(document), generator).history
     assert first.controls == Controls(Diagonal(1), Controls.temperature, 0.8)
 
 
@@ -98,5 +98,5 @@ def test_what_is_no_document_is_refused(data, generator):
 def test_pixels_that_inflate_without_end_are_not_inflated(document, generator):
     bomb = zlib.compress(bytes(200 * 2**20), 9)
     document["start"]["pixels"] = base64.b64encode(bomb).decode()
-    frames = load(json.dumps(document), generator).start.frames
+    frames = load(json.dumps(document), generator).frames
     assert frames.numel() == 2 * HEIGHT_PX * WIDTH_PX * 3

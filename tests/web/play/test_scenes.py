@@ -5,12 +5,11 @@ from diagd.data.actions import write_actions
 from diagd.data.video import read_video, write_image, write_video
 from diagd.families.checkpoints import model_path
 from diagd.pipeline.scenes import folder_scenes, model_scenes
-from diagd.web.play.welcome import start_scenes
 from tests.worlds import HEIGHT_PX, NAMES, PROMPT_ACTIONS, WIDTH_PX, smooth_frames
 
 
 def test_the_prompt_comes_first_and_no_two_scenes_look_alike(world, generator):
-    scenes = start_scenes(world, None, generator, 4)
+    scenes = model_scenes(world, generator, 4)
     assert [scene.name for scene in scenes] == ["prompt", *(f"view {n}" for n in (3, 4, 5, 6))]
     assert torch.equal(scenes[0].frames, read_video(world / "prompt.mp4").frames[-4:])
     assert scenes[0].actions == PROMPT_ACTIONS[-3:]
@@ -22,7 +21,7 @@ def test_clips_and_images_of_a_folder_are_scenes_in_order_of_their_names(generat
     write_actions(tmp_path / "b-clip.jsonl", NAMES)
     write_image(tmp_path / "a_view.png", smooth_frames(1, 60, 60)[0])
     (tmp_path / "notes.txt").write_text("nothing to see")
-    image, clip = start_scenes(tmp_path / "none", tmp_path, generator, 3)
+    image, clip = folder_scenes(tmp_path, generator, 3)
     assert (image.name, clip.name) == ("a view", "b clip")
     assert image.frames.shape == (1, HEIGHT_PX, WIDTH_PX, 3)
     assert clip.frames.shape == (3, HEIGHT_PX, WIDTH_PX, 3)
@@ -33,7 +32,7 @@ def test_clips_and_images_of_a_folder_are_scenes_in_order_of_their_names(generat
 def test_a_clip_without_its_actions_is_refused(generator, tmp_path):
     write_video(tmp_path / "clip.mp4", smooth_frames(4, 48, 80), fps=8)
     with pytest.raises(FileNotFoundError, match=r"action file not found: .*clip\.jsonl"):
-        start_scenes(tmp_path, tmp_path, generator, 3)
+        folder_scenes(tmp_path, generator, 3)
 
 
 def test_a_folder_that_is_not_there_holds_no_scene(generator, tmp_path):
@@ -46,7 +45,7 @@ def test_the_bundled_scenes_fit_their_world(name, count):
     from diagd.pipeline.generator import VideoGenerator
 
     world = VideoGenerator.from_pretrained(name)
-    scenes = start_scenes(model_path(name), None, world, 4)
+    scenes = model_scenes(model_path(name), world, 4)
     assert len(scenes) == 1 + count
     assert all(scene.frames.shape[1:] == (112, 192, 3) for scene in scenes)
     assert all(len(scene.frames) == 4 for scene in scenes)

@@ -3,8 +3,7 @@
 import asyncio
 import contextlib
 import threading
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from fractions import Fraction
 from functools import partial
 
@@ -15,7 +14,7 @@ from diagd.pipeline.scenes import StartScene
 from diagd.web.play.messages import Adjust, Begin, Pause, Seen
 from diagd.web.play.player import Frame, Note
 from diagd.web.play.scheduler import CRASHED, KEPT_SECONDS, Scheduler
-from diagd.web.play.session import SessionLog, SessionStart
+from diagd.web.play.session import SessionLog
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
 SCENES = [
@@ -33,12 +32,18 @@ class Clock:
         return self.now
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    for module in ("player", "scheduler"):
+        monkeypatch.setattr(f"diagd.web.play.{module}.monotonic", clock)
+    return clock
+
+
 @contextlib.asynccontextmanager
-async def running(
-    generator: VideoGenerator, max_sessions: int = 4, clock: Callable[[], float] = time.monotonic
-) -> AsyncIterator[Scheduler]:
+async def running(generator: VideoGenerator, max_sessions: int = 4) -> AsyncIterator[Scheduler]:
     """A scheduler that serves turns."""
-    scheduler = Scheduler(generator, SCENES, max_sessions, idle_seconds=60.0, clock=clock)
+    scheduler = Scheduler(generator, SCENES, max_sessions, idle_seconds=60.0)
     turns = asyncio.create_task(scheduler.run())
     try:
         yield scheduler
@@ -70,9 +75,9 @@ async def play(scheduler, player, frames):
     return headers
 
 
-def test_everybody_gets_the_same_share_of_the_model_s_time(generator, monkeypatch):
+def test_everybody_gets_the_same_share_of_the_model_s_time(generator, clock, monkeypatch):
     """One player's turns take four times as long; the others' come four times as often."""
-    clock, turns = Clock(), []
+    turns = []
 
     def turn(number, seconds):
         clock.now += seconds
@@ -80,7 +85,7 @@ def test_everybody_gets_the_same_share_of_the_model_s_time(generator, monkeypatc
         return lambda: Frame({}, b"")
 
     async def scenario():
-        async with running(generator, clock=clock) as scheduler:
+        async with running(generator) as scheduler:
             for number, seconds in enumerate((0.5, 0.125, 0.125)):
                 player = enter(scheduler)  # who is always ready: nobody really begins
                 monkeypatch.setattr(player, "turn", partial(turn, number, seconds))
@@ -168,8 +173,8 @@ def test_a_start_that_does_not_fit_ends_the_session_with_the_reason(generator):
     async def scenario():
         async with running(generator) as scheduler:
             player = enter(scheduler)
-            start = SessionStart(smooth_frames(9, HEIGHT_PX, WIDTH_PX), ("none",) * 8, 0)
-            scheduler.begin(player, SessionLog(start))
+            start = SessionLog(smooth_frames(9, HEIGHT_PX, WIDTH_PX), ("none",) * 8, 0)
+            scheduler.begin(player, start)
             while isinstance(item := await asyncio.wait_for(player.outbox.get(), 20), Frame):
                 pass
             return item
@@ -195,9 +200,8 @@ def test_there_is_a_most_and_who_leaves_makes_room(generator):
     assert asyncio.run(scenario()) == 3
 
 
-def test_who_does_nothing_is_sent_off_and_who_does_something_stays(generator):
-    clock = Clock()
-    scheduler = Scheduler(generator, SCENES, 2, idle_seconds=60.0, clock=clock)
+def test_who_does_nothing_is_sent_off_and_who_does_something_stays(generator, clock):
+    scheduler = Scheduler(generator, SCENES, 2, idle_seconds=60.0)
     idle, busy = enter(scheduler), enter(scheduler)
     clock.now = 59.0
     scheduler.handle(busy, Adjust(paced=False))
@@ -213,9 +217,8 @@ def test_who_does_nothing_is_sent_off_and_who_does_something_stays(generator):
     assert busy.outbox.empty()
 
 
-def test_who_left_last_is_remembered_for_a_while_and_not_more_than_may_play(generator):
-    clock = Clock()
-    scheduler = Scheduler(generator, SCENES, 2, idle_seconds=60.0, clock=clock)
+def test_who_left_last_is_remembered_for_a_while_and_not_more_than_may_play(generator, clock):
+    scheduler = Scheduler(generator, SCENES, 2, idle_seconds=60.0)
     players = []
     for _ in range(4):
         players.append(enter(scheduler))
@@ -251,12 +254,12 @@ def test_a_session_begins_from_a_scene_or_from_where_it_began(generator):
             scheduler.handle(player, Begin(1, 5))
             scheduler.handle(player, Begin(None, 6))
             assert player.pending is not None
-            start = player.pending.start
+            start = player.pending
             assert (start.frames is SCENES[1].frames, start.seed) == (True, 6)
             await play(scheduler, player, 2)
             scheduler.handle(player, Begin(None, 7))
             assert player.pending is not None
-            assert player.pending.start.frames is SCENES[1].frames
+            assert player.pending.frames is SCENES[1].frames
             with pytest.raises(ValueError, match=r"scene must be in \[0, 2\), got 2"):
                 scheduler.handle(player, Begin(2, 0))
 

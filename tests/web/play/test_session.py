@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from diagd.data.video import read_video
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.strategies.table import Diagonal, Exact, Raster, parse_strategy
-from diagd.web.play.session import Controls, Session, SessionStart, checksum_of
+from diagd.web.play.session import Controls, Session, SessionLog, checksum_of
 from tests.worlds import HEIGHT, NAMES, PROMPT_ACTIONS, WIDTH
 
 choices = st.tuples(
@@ -22,7 +22,7 @@ choices = st.tuples(
 
 @pytest.fixture(scope="module")
 def start(world):
-    return SessionStart(read_video(world / "prompt.mp4").frames[-3:], PROMPT_ACTIONS[-2:], seed=5)
+    return SessionLog(read_video(world / "prompt.mp4").frames[-3:], PROMPT_ACTIONS[-2:], seed=5)
 
 
 def test_frame_by_frame_it_is_the_pipeline_s_own_stream(generator, start):
@@ -81,7 +81,7 @@ def test_it_says_which_step_wrote_each_token(row_lag, generator, start):
 def test_a_seed_makes_another_dream(generator, start):
     dreams = []
     for seed in (1, 1, 2):
-        session = Session(generator, SessionStart(start.frames, start.actions, seed))
+        session = Session(generator, SessionLog(start.frames, start.actions, seed))
         for _ in range(3):
             session.advance("forward", Controls(Diagonal(1), 2.0, 1.0))
         dreams.append([record.checksum for record in session.history])

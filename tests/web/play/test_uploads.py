@@ -12,15 +12,16 @@ from PIL import Image, ImageOps
 
 from diagd.data.video import resize, write_image, write_video
 from diagd.metrics.quality import psnr
-from diagd.web.play.app import DECODER, decode_upload
+from diagd.web.play import app
+from diagd.web.play.app import DECODER
 from diagd.web.play.upload_decoder import SIGNATURES, container_of, decode
 from tests.worlds import smooth_frames
 
 FRAMES = smooth_frames(6, 48, 90)
 
 
-def upload(data, keep=4, **options):
-    return asyncio.run(decode_upload(data, keep, 24, 40, **options))
+def upload(data, keep=4):
+    return asyncio.run(app.decode_upload(data, keep, 24, 40))
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +74,16 @@ def test_libraries_are_found_where_the_server_finds_them_but_not_in_the_current_
     monkeypatch.setattr("sys.path", ["", *sys.path])
     decoder = tmp_path / "decoder.py"
     decoder.write_text(f"import only_here\n{DECODER.read_text()}")
-    assert upload(clip, decoder=decoder).shape == (4, 24, 40, 3)
+    monkeypatch.setattr(app, "DECODER", decoder)
+    assert upload(clip).shape == (4, 24, 40, 3)
 
 
-def test_a_decoder_whose_libraries_are_missing_says_so(clip, tmp_path):
-    decoder = tmp_path / "decoder.py"
-    decoder.write_text("import no_such_module")
+def test_a_decoder_whose_libraries_are_missing_says_so(clip, tmp_path, monkeypatch):
+    monkeypatch.setattr(app, "DECODER", tmp_path / "decoder.py")
+    app.DECODER.write_text("import no_such_module")
     message = r"this server cannot decode pictures \(ModuleNotFoundError: .*no_such_module"
     with pytest.raises(ValueError, match=message):
-        upload(clip, decoder=decoder)
+        upload(clip)
 
 
 def test_the_last_frames_of_a_clip_are_kept(clip):
@@ -105,17 +107,18 @@ def test_a_clip_with_sound_and_another_container_is_decoded_behind_the_lock(tmp_
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WebP"])
-def test_an_animation_of_any_length_costs_no_more_than_its_first_picture(kind):
+def test_an_animation_of_any_length_costs_no_more_than_its_first_picture(kind, monkeypatch):
     """Many frames in a few kilobytes. FFmpeg reads the first of a PNG, and no WebP."""
+    monkeypatch.setattr(app, "MAX_SECONDS_OF_DECODING", 10)
     frames = [Image.new("RGB", (640, 360), (number, 0, 0)) for number in range(60)]
     buffer = io.BytesIO()
     frames[0].save(buffer, kind, save_all=True, append_images=frames[1:], lossless=True)
     assert len(buffer.getvalue()) < 2**17  # of 40 MB
     if kind == "PNG":
-        assert upload(buffer.getvalue(), max_seconds=10).shape == (1, 24, 40, 3)
+        assert upload(buffer.getvalue()).shape == (1, 24, 40, 3)
     else:
         with pytest.raises(ValueError, match="the file is damaged"):
-            upload(buffer.getvalue(), max_seconds=10)
+            upload(buffer.getvalue())
 
 
 def test_no_more_than_the_first_frames_are_decoded(clip):
@@ -176,15 +179,16 @@ def test_behind_the_lock_no_file_can_be_opened_and_no_socket():
     assert (done.stdout, done.stderr) == ("24\n24\n", "")
 
 
-def test_an_upload_that_takes_too_long_is_stopped(tmp_path, clip):
-    slow = tmp_path / "slow.py"
-    slow.write_text("import time; time.sleep(60)")
+def test_an_upload_that_takes_too_long_is_stopped(tmp_path, clip, monkeypatch):
+    monkeypatch.setattr(app, "DECODER", tmp_path / "slow.py")
+    monkeypatch.setattr(app, "MAX_SECONDS_OF_DECODING", 0.3)
+    app.DECODER.write_text("import time; time.sleep(60)")
     with pytest.raises(ValueError, match=r"decoding took longer than 0\.3 seconds"):
-        upload(clip, max_seconds=0.3, decoder=slow)
+        upload(clip)
 
 
-def test_a_decoder_that_crashes_is_an_error_in_words(tmp_path, clip):
-    crash = tmp_path / "crash.py"
-    crash.write_text("import os, sys; sys.stdin.buffer.read(); os.abort()")
+def test_a_decoder_that_crashes_is_an_error_in_words(tmp_path, clip, monkeypatch):
+    monkeypatch.setattr(app, "DECODER", tmp_path / "crash.py")
+    app.DECODER.write_text("import os, sys; sys.stdin.buffer.read(); os.abort()")
     with pytest.raises(ValueError, match="could not be decoded"):
-        upload(clip, decoder=crash)
+        upload(clip)

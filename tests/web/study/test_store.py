@@ -157,5 +157,5 @@ def test_a_file_that_is_no_study_is_refused(pairs, tmp_path):
 def test_a_missing_database_or_folder_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no answers yet: .*study\.db not found"):
         StudyStore(tmp_path / "study.db")
-    with pytest.raises(FileNotFoundError, match=r"folder of the answers does not exist: .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"folder of the answers not found: .*nowhere"):
         StudyStore(tmp_path / "nowhere" / "study.db", PAIRS)
