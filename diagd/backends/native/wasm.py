@@ -25,7 +25,6 @@ from diagd.backends.native.boundary import (
     fields,
 )
 from diagd.backends.native.weights import NativeWeights
-from diagd.backends.webgpu.device import bytes_of
 from diagd.decoding.sampling import ValidRanges
 from diagd.decoding.schedule import Order, SequenceLayout, make_plan
 from diagd.models.transformer import Transformer
@@ -85,7 +84,7 @@ class Memory:
         self.content += bytes(-len(self.content) % ALIGNED)
         start = len(self.content)
         if isinstance(what, Tensor):
-            self.content += bytes_of(what)
+            self.content += what.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
         else:
             for record in what:
                 self.write(len(self.content), record)
