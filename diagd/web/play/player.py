@@ -98,6 +98,7 @@ class Player:
         self.sent = self.seen = self.num_begun = 0  # frames, frames, and sessions
         self.due = self.send_ms = 0.0
         self.busy = 0.0  # the model's seconds given to this player
+        self.turn_seconds = 0.0  # in the last turn
         self.last_active = monotonic()  # when it last asked for something, held a key, or left
 
     def wait(self, before: int, num_places: int) -> None:

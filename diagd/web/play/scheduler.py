@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Any, TypeVar
 
 import torch
@@ -141,10 +141,10 @@ class Scheduler:
                         await asyncio.wait_for(self.wake.wait(), min(due, default=None))
                     continue
                 self.served = player
-                turn = loop.run_in_executor(self.thread, player.turn)
+                turn = loop.run_in_executor(self.thread, _timed, player)
                 await asyncio.wait([turn])
                 self.served = None
-                self.charge(player, monotonic() - now)
+                self.charge(player, player.turn_seconds)
                 if turn.exception():
                     self._deliver(player, turn)
                 else:
@@ -199,6 +199,14 @@ class Scheduler:
         for player in list(self.players.values()):
             if now - player.last_active > self.idle_seconds:
                 self.end(player, f"{passed}, so this dream ended and gave its memory back.")
+
+
+def _timed(player: Player) -> Callable[[], Frame]:
+    started = thread_time()  # of the processor: a machine that stalls is no player's doing
+    try:
+        return player.turn()
+    finally:
+        player.turn_seconds = thread_time() - started
 
 
 class Painter:

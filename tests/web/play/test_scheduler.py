@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator
 from fractions import Fraction
 from functools import partial
@@ -35,8 +36,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in ("player", "scheduler"):
-        monkeypatch.setattr(f"diagd.web.play.{module}.monotonic", clock)
+    for name in ("player.monotonic", "scheduler.monotonic", "scheduler.thread_time"):
+        monkeypatch.setattr(f"diagd.web.play.{name}", clock)
     return clock
 
 
@@ -96,6 +97,29 @@ def test_everybody_gets_the_same_share_of_the_model_s_time(generator, clock, mon
     assert [turns[:90].count(number) for number in range(3)] == [10, 40, 40]
     for start in range(0, 90, 9):  # and evenly all the time
         assert turns[start : start + 9].count(0) == 1
+
+
+def test_a_machine_that_stalls_in_a_turn_costs_the_player_no_other(generator, monkeypatch):
+    turns = []
+
+    def turn(number):
+        turns.append(number)
+        end = time.thread_time() + 0.001
+        while time.thread_time() < end:
+            pass
+        if len(turns) == 4:
+            time.sleep(0.3)  # three hundred turns of others
+        return lambda: Frame({}, b"")
+
+    async def scenario():
+        async with running(generator) as scheduler:
+            for number in range(3):
+                monkeypatch.setattr(enter(scheduler), "turn", partial(turn, number))
+            while len(turns) < 150:
+                await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert min(turns[4:150].count(number) for number in range(3)) > 25, turns
 
 
 def test_who_comes_late_has_no_turns_to_make_up_for(generator):
