@@ -161,6 +161,12 @@ class Player:
             return self.pending is not None
         return self.session.expected is not None or (not self.paused and now >= self.due)
 
+    def make_room(self) -> None:
+        """Free, where a dream begins, the memory of the last and of all who have left since."""
+        if self.pending is not None:
+            self.session = None
+            _give_back_memory()
+
     def turn(self) -> Callable[[], Frame]:
         """Begin the pending session, or generate one frame. Runs in the model's thread.
 
@@ -196,8 +202,6 @@ class Player:
 
     def _begin(self, log: SessionLog, started: float) -> Callable[[], Frame]:
         """Begin a session, which stays pending meanwhile: another seed of it begins here, too."""
-        self.session = None  # its memory first, and that of all who have left since
-        _give_back_memory()
         self.session = session = Session(self.world, log)
         self.keys.tapped, self.due, self.differing = None, 0.0, 0
         self.num_begun += 1

@@ -202,7 +202,8 @@ class Scheduler:
 
 
 def _timed(player: Player) -> Callable[[], Frame]:
-    started = thread_time()  # of the processor: a machine that stalls is no player's doing
+    player.make_room()  # not charged, nor is a machine that stalls: neither is the player's doing
+    started = thread_time()
     try:
         return player.turn()
     finally:

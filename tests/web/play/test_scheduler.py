@@ -90,6 +90,7 @@ def test_everybody_gets_the_same_share_of_the_model_s_time(generator, clock, mon
             for number, seconds in enumerate((0.5, 0.125, 0.125)):
                 player = enter(scheduler)  # who is always ready: nobody really begins
                 monkeypatch.setattr(player, "turn", partial(turn, number, seconds))
+                monkeypatch.setattr(player, "make_room", lambda: None)
             while len(turns) < 90:
                 await asyncio.sleep(0)
 
@@ -114,7 +115,9 @@ def test_a_machine_that_stalls_in_a_turn_costs_the_player_no_other(generator, mo
     async def scenario():
         async with running(generator) as scheduler:
             for number in range(3):
-                monkeypatch.setattr(enter(scheduler), "turn", partial(turn, number))
+                player = enter(scheduler)
+                monkeypatch.setattr(player, "turn", partial(turn, number))
+                monkeypatch.setattr(player, "make_room", lambda: None)
             while len(turns) < 150:
                 await asyncio.sleep(0)
 
