@@ -19,13 +19,14 @@ _SIZES = ((128, 3), (192, 4), (256, 5), (320, 6), (448, 8), (576, 10))  # width,
 
 
 def _doom(hidden_size: int, num_layers: int) -> ModelConfig:
+    head_dim = 64
     return ModelConfig(
         hidden_size=hidden_size,
         intermediate_size=hidden_size * 14 // 5 // 64 * 64,
         num_layers=num_layers,
-        num_heads=hidden_size // 64,
-        num_kv_heads=hidden_size // 64,
-        head_dim=64,
+        num_heads=hidden_size // head_dim,
+        num_kv_heads=hidden_size // head_dim,
+        head_dim=head_dim,
         vocab_size=_NUM_CODES + _NUM_ACTIONS,
         image_vocab_size=_NUM_CODES,
         max_positions=_FRAMES * (math.prod(_GRID) + 1) - 1,  # no action before the first frame
@@ -79,14 +80,14 @@ def _of_images(
     **fields: Any,
 ) -> ModelConfig:
     """Describe a LLaMA that reads words and writes images of side x side codes."""
-    num_heads = hidden_size // 128
-    usual: dict[str, Any] = {"num_kv_heads": num_heads, "grid_width": side}
+    head_dim = 128
+    usual: dict[str, Any] = {"num_kv_heads": hidden_size // head_dim, "grid_width": side}
     return ModelConfig(
         hidden_size=hidden_size,
         intermediate_size=intermediate_size,
         num_layers=num_layers,
-        num_heads=num_heads,
-        head_dim=128,
+        num_heads=hidden_size // head_dim,
+        head_dim=head_dim,
         vocab_size=num_codes,
         image_vocab_size=num_codes,
         grid_height=side,
@@ -100,7 +101,7 @@ JANUS = {
     "janus-pro-1b": _of_images(2048, 5632, 24, 16384, 24, 102400, head_size=2048, **_JANUS),
     "janus-pro-7b": _of_images(4096, 11008, 30, 16384, 24, 102400, head_size=4096, **_JANUS),
 }
-_NORMS = {"qk_norm": True, "head_norm": True}
+_NORMS = {"norm_eps": 1e-5, "qk_norm": True, "head_norm": True}
 CHAMELEON = {
     "chameleon-7b": _of_images(4096, 11008, 32, 8192, 32, 65536, max_positions=4096, **_NORMS)
 }

@@ -40,10 +40,9 @@ class TokenClips:
     codebook: str = ""  # fingerprint of the tokenizer's codes
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> tuple[object, ...]:
         """Grid, codebook and actions, which clips for one model have in common."""
-        (height, width), codes = self.tokens.shape[2:], f"{self.codebook_size} codes"
-        return f"{height}x{width} tokens of {codes} {self.codebook!r}, {list(self.action_names)}"
+        return self.tokens.shape[2:], self.codebook_size, self.codebook, self.action_names
 
 
 def find_clips(folder: Path) -> list[Path]:
@@ -173,12 +172,20 @@ def read_shards(folder: str | Path) -> TokenClips:
             "which goes on"
         )
     parts = [_read_shard(path)[0] for path in paths]
-    kinds = [f"{part.tokens.shape[1]} frames of {part.kind}" for part in parts]
-    for path, kind in zip(paths, kinds, strict=True):
-        if kind != kinds[0]:
-            raise ValueError(f"{path}: expected {kinds[0]} as in {paths[0].name}, got {kind}")
+    first = parts[0]
+    for path, part in zip(paths, parts, strict=True):
+        for what, expected, found in (
+            ("codebook_size ", first.codebook_size, part.codebook_size),
+            ("codebook ", first.codebook, part.codebook),
+            ("action_names ", first.action_names, part.action_names),
+            ("", _describe(first.tokens.shape[1:]), _describe(part.tokens.shape[1:])),
+        ):
+            if found != expected:
+                raise ValueError(
+                    f"{path}: expected {what}{expected} as in {paths[0].name}, got {found}"
+                )
     tokens = torch.cat([part.tokens for part in parts])
-    return replace(parts[0], tokens=tokens, actions=torch.cat([part.actions for part in parts]))
+    return replace(first, tokens=tokens, actions=torch.cat([part.actions for part in parts]))
 
 
 def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
@@ -192,14 +199,26 @@ def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
         num_ids = int(metadata["codebook_size"])
     except (SafetensorError, KeyError, RecursionError, ValueError) as error:
         raise ValueError(f"{path} is no token shard (corrupt?): {error}") from None
-    if tokens.dim() != 4 or not tokens.numel() or actions.shape != tokens.shape[:2]:
+    if tokens.dim() != 4 or not tokens.numel():
         raise ValueError(
-            f"{path}: tokens must be (clips, T, height, width) and actions (clips, T), "
-            f"got {tuple(tokens.shape)} and {tuple(actions.shape)}"
+            f"{path}: tokens must be (clips, T, height, width), got {tuple(tokens.shape)}"
         )
-    for what, ids, bound in (("tokens", tokens, num_ids), ("actions", actions, len(names))):
+    if actions.shape != tokens.shape[:2]:
+        raise ValueError(
+            f"{path}: actions must be {tuple(tokens.shape[:2])} as the tokens, "
+            f"got {tuple(actions.shape)}"
+        )
+    for what, ids, bound, shown in (
+        ("tokens", tokens, num_ids, f"codebook_size={num_ids}"),
+        ("actions", actions, len(names), str(len(names))),
+    ):
         low, high = (int(end) for end in ids.aminmax())
         if low < 0 or high >= bound:
-            raise ValueError(f"{path}: {what} must be in [0, {bound}), got {low} to {high}")
-    codebook = metadata.get("codebook", "")
-    return TokenClips(tokens, actions, num_ids, tuple(names), codebook), metadata
+            raise ValueError(f"{path}: {what} must be in [0, {shown}), got {low} to {high}")
+    return TokenClips(
+        tokens, actions, num_ids, tuple(names), metadata.get("codebook", "")
+    ), metadata
+
+
+def _describe(shape: Sequence[int]) -> str:
+    return f"{shape[0]} frames of {shape[1]}x{shape[2]} tokens"

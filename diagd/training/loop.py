@@ -117,9 +117,8 @@ class TrainingRun:
         self.batch_size = options.batch_of(clips)
         self.settings = {name: getattr(options, name) for name in ("seed", "hold", "optimizer")}
         self.settings["batch_size"] = self.batch_size
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        precision = choose_precision(options.precision, device)
-        self.accelerator = Accelerator(mixed_precision=precision, cpu=device.type == "cpu")
+        precision = choose_precision(options.precision)
+        self.accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
         optimizers = make_optimizers(model, options)
         if self.accelerator.is_fsdp2 and len(optimizers) > 1:  # accelerate would save one of them
             raise ValueError(

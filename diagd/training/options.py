@@ -156,7 +156,7 @@ class RunOptions:
     optimizer: OptimizerName = "muon"
     weight_decay: float = 0.1  # of matrices; betas of AdamW are (0.9, 0.95)
     clip_norm: float = 1.0  # gradients are scaled down to this norm
-    precision: str = "auto"  # bf16 autocast, no (float32); auto: what the device multiplies
+    precision: str = "auto"  # bf16 autocast, no (float32), or what multiplies faster here
     compile: bool = True  # torch.compile the loss, if there is a compiler and time: ten minutes
     seed: int = 0  # of weights and batches
     log_every: int = 20  # steps between lines of log.jsonl

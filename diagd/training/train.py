@@ -12,6 +12,8 @@ right ones are not, nor one at a row's start behind a stand-in. A short training
 visibility (arXiv:2503.14070, section 3.3; `diagd.decoding.teacher_forcing`) closes much of the gap.
 
 diagd train --tokens tokens --out world --minutes 20
+diagd train --tokens tokens/train --validation tokens/heldout --out world
+diagd finetune --init doom --tokens tokens/train --out doom-any
 diagd finetune --init doom --tokens tokens --out doom-k1 --strategy "k=1"
 """
 
@@ -265,7 +267,7 @@ def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> 
     probe = Transformer.random(config, 0, device)
     loss_of = MixtureLoss(replace(options, compile=False), config, device)
     optimizers = make_optimizers(probe, options)
-    rounds = choose_precision(options.precision, device) == "bf16"
+    rounds = choose_precision(options.precision) == "bf16"
     times: list[float] = []
     for step in range(1 + PROBE_STEPS):  # the first one prepares
         started = time.monotonic()

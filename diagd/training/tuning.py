@@ -5,8 +5,10 @@ likelier, in nats a token, held-out clips are in raster order. For that nothing 
 whole frontier takes as many readings of the clips as there are candidates. Then a few frames are,
 for the speed of each on this machine; the choice is by steps, which are the same everywhere.
 
+diagd tune --tokens tokens/heldout --tolerance 0.05
 diagd tune --tokens tokens/heldout --strategy k=1 k=2/predecessor zipar=4
 diagd tune --tokens tokens --model world --make-default
+diagd tune --tokens tokens/heldout --by row column --out tune    # plots
 """
 
 from collections.abc import Sequence

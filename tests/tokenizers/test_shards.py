@@ -134,14 +134,14 @@ def test_a_truncated_shard_is_refused(tmp_path):
     [
         ({"codebook_size": "many"}, "is no token shard"),
         ({"action_names": "5"}, "is no token shard"),
-        ({"tokens": torch.zeros(4, 3, 5)}, r"tokens must be \(clips, T, .*, got \(4, 3, 5\) and"),
+        ({"tokens": torch.zeros(4, 3, 5)}, r"tokens must be \(clips, T, height, width\), got \(4,"),
         (
             {"tokens": torch.full((1, 4, 3, 5), 20, dtype=torch.int16)},
-            r"tokens must be in \[0, 20\), got 20 to 20",
+            r"tokens must be in \[0, codebook_size=20\), got 20 to 20",
         ),
         (
             {"actions": torch.zeros(1, 5, dtype=torch.int16)},
-            r"and actions \(clips, T\), got \(1, 4, 3, 5\) and \(1, 5\)",
+            r"actions must be \(1, 4\) as the tokens, got \(1, 5\)",
         ),
         (
             {"actions": torch.full((1, 4), 2, dtype=torch.int16)},
@@ -158,12 +158,12 @@ def test_a_shard_with_wrong_contents_is_refused(tmp_path, wrong, message):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"codebook": "f00"}, "expected .* 20 codes '', .* as in shard_00000.*, got .*codes 'f00'"),
-        ({"codebook_size": "30"}, "expected .* 20 codes .* as in shard_00000.*, got .* 30 codes"),
-        ({"action_names": json.dumps(["none"])}, r"expected .* 'forward'\] .*, got .* \['none'\]"),
+        ({"codebook": "f00"}, "expected codebook  as in shard_00000.*, got f00"),
+        ({"codebook_size": "30"}, "expected codebook_size 20 as in shard_00000.*, got 30"),
+        ({"action_names": json.dumps(["none"])}, r"expected action_names .*, got \('none',\)"),
         (
             {"tokens": torch.zeros(1, 4, 5, 3, dtype=torch.int16)},
-            "expected 4 frames of 3x5 tokens .* as in shard_00000.*, got 4 frames of 5x3 tokens",
+            "expected 4 frames of 3x5 tokens as in shard_00000.*, got 4 frames of 5x3 tokens",
         ),
     ],
 )

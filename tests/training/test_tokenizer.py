@@ -161,7 +161,10 @@ def test_frames_are_strided_from_a_different_start_in_each_clip(options):
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"minutes": 0}, "minutes must be above 0, got 0"),
         ({"patch": 8, "init": Path("x")}, "patch is that of the tokenizer where init names one"),
-        ({"size": "64"}, r"size must be height x width in pixels .*, got '64'"),
+        (
+            {"size": "64"},
+            r"size must be .* pixels .64x96., multiples of 2 and at least 10, got '64'",
+        ),
         ({"size": "64x97"}, r"size must be .*, multiples of 2 and at least 10, got '64x97'"),
     ],
 )

@@ -183,12 +183,15 @@ class Scheduler:
             self.end(player, message, CRASHED)
 
     async def _watch_idle(self) -> None:
+        told = monotonic()
         while True:
-            await asyncio.sleep(min(ALIVE_SECONDS, self.idle_seconds / 4))
+            await asyncio.sleep(min(1.0, self.idle_seconds / 4, ALIVE_SECONDS))
             self.end_idle()
-            for player in (*self.players.values(), *self.line):
-                if player.outbox.empty():  # else something else is under way
-                    player.outbox.put_nowait(Note({"type": "alive"}))
+            if monotonic() - told >= ALIVE_SECONDS:
+                told = monotonic()
+                for player in (*self.players.values(), *self.line):
+                    if player.outbox.empty():  # else something else is under way
+                        player.outbox.put_nowait(Note({"type": "alive"}))
 
     def end_idle(self) -> None:
         """End sessions without activity for `idle_seconds`; forget players who left long ago."""

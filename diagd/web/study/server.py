@@ -43,6 +43,7 @@ from diagd.web.study.store import StudyStore
 STATIC = Path(__file__).with_name("static")
 PAGES = {"/": "study.html", "/study.js": "study.js", "/study.css": "study.css"}
 MAX_NAME = 40
+MAX_HEADER_BYTES = 16384
 MAX_BODY_BYTES = 4096
 SECONDS_REMEMBERED = 365 * 24 * 3600
 
@@ -155,7 +156,8 @@ def study_server(
     def unsaved(request: Request, error: sqlite3.Error) -> JSONResponse:
         return JSONResponse({"detail": f"the answer could not be saved ({error})"}, 503)
 
-    return uvicorn.Server(server_config(app, names, ws="none"))
+    config = server_config(app, names, ws="none", h11_max_incomplete_event_size=MAX_HEADER_BYTES)
+    return uvicorn.Server(config)
 
 
 def main(options: StudyOptions) -> dict[str, Any]:
