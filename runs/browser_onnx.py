@@ -76,7 +76,7 @@ onmessage = ({ data }) =>
 async function bench({ plan, model, threads, prompt, actions }) {
   ort.env.wasm.numThreads = threads;
   const session = await ort.InferenceSession.create(model, { executionProviders: ["wasm"] });
-  const { layers, heads, size, ring, vocabulary, codes } = plan;
+  const { layers, heads, size, ring, window, vocabulary, codes } = plan;
   const cache = Array.from({ length: 2 * layers }, () => new Float32Array(heads * ring * size));
   const names = cache.map((_, i) => `${i % 2 ? "values" : "keys"}_${i >> 1}`);
   const tokens = new Array(ring).fill(0);
@@ -86,21 +86,23 @@ async function bench({ plan, model, threads, prompt, actions }) {
   /** Feed lanes [position, source, output, step], and write what they predict. */
   async function feed(lanes) {
     const count = lanes.length, width = ring + count, slots = lanes.map(([at]) => at % ring);
-    const mask = new Float32Array(count * width).fill(HIDDEN);
+    const mask = new Float32Array(2 * count * width).fill(HIDDEN); // the second: sliding
     lanes.forEach(([at, , , step], lane) => {
       for (let slot = 0; slot < ring; slot++) {
         const isVisible = fedAt[slot] <= step && held[slot] <= at;
-        if (isVisible || held[slot] === at) mask[lane * width + slot] = 0;
+        if (!isVisible && held[slot] !== at) continue;
+        mask[lane * width + slot] = 0;
+        if (at - held[slot] < window) mask[(count + lane) * width + slot] = 0;
       }
-      slots.forEach((slot, other) => { // what is fed now is not in the cache yet
-        mask[lane * width + ring + other] = mask[lane * width + slot];
-        mask[lane * width + slot] = HIDDEN;
+      for (const row of [lane, count + lane]) slots.forEach((slot, other) => {
+        mask[row * width + ring + other] = mask[row * width + slot]; // not in the cache yet
+        mask[row * width + slot] = HIDDEN;
       });
     });
     const feeds = {
       tokens: ints(lanes.map(([, source]) => tokens[source % ring]), [1, count]),
       positions: ints(lanes.map(([at]) => at), [count]),
-      mask: new ort.Tensor("float32", mask, [count, width]),
+      mask: new ort.Tensor("float32", mask, [2, count, width]),
     };
     const dims = [1, heads, ring, size];
     cache.forEach((data, i) => { feeds[names[i]] = new ort.Tensor("float32", data, dims); });
@@ -199,22 +201,23 @@ class StepGraph(nn.Module):
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         self.stack, self.lm_head = model.model, model.lm_head
+        self.sliding_layers = model.config.sliding_layers
 
     def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor, *cache: Tensor) -> Any:
-        """Run tokens (1, L) at positions (L,), which see slots and lanes by a mask (L, M + L)."""
+        """Run tokens (1, L) at positions (L,), which see slots and lanes by masks (2, L, M + L)."""
         x, fresh, num_slots = self.stack.embed_tokens(tokens), list[Tensor](), cache[0].shape[2]
         cos, sin = self.stack.rotary(positions, x.dtype)
-        for block, old_keys, old_values in zip(
-            self.stack.layers, cache[::2], cache[1::2], strict=True
+        for index, (block, old_keys, old_values) in enumerate(
+            zip(self.stack.layers, cache[::2], cache[1::2], strict=True)
         ):
-            attention = block.self_attn
+            attention, seen = block.self_attn, mask[int(index in self.sliding_layers)]
             projected = attention.qkv_proj(block.input_layernorm(x)).split(attention.widths, -1)
             queries, keys, values = (split_heads(part, attention.head_dim) for part in projected)
             queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
             fresh += [keys, values]
             queries = queries * attention.head_dim**-0.5
             parts = queries @ old_keys.transpose(2, 3), queries @ keys.transpose(2, 3)
-            weights = F.softmax(torch.cat(parts, -1) + mask, -1)
+            weights = F.softmax(torch.cat(parts, -1) + seen, -1)
             out = weights[..., :num_slots] @ old_values + weights[..., num_slots:] @ values
             x = x + attention.o_proj(out.transpose(1, 2).flatten(2))
             x = x + block.mlp(block.post_attention_layernorm(x))
@@ -307,6 +310,7 @@ def reference(options: Options, dtype: DTypeName) -> tuple[dict[str, Any], Tenso
         "steps": [lanes[start:end] for start, end in pairwise(plan.starts)],
         "fedAt": plan.fed_at,
         "ring": engine.stream.window * layout.slots_per_frame,
+        "window": config.sliding_window,
         "layers": config.num_layers,
         "heads": config.num_kv_heads,
         "size": config.head_dim,
@@ -346,7 +350,7 @@ def export_onnx(folder: Path, num_slots: int) -> dict[tuple[str, str], int]:
     names = [f"{kind}_{i}" for i in layers for kind in ("keys", "values")]
     empty = model.make_cache(1, num_slots)
     cache = [part for layer in zip(empty.keys, empty.values, strict=True) for part in layer]
-    tokens, mask = torch.zeros(1, 14, dtype=torch.int64), torch.zeros(14, num_slots + 14)
+    tokens, mask = torch.zeros(1, 14, dtype=torch.int64), torch.zeros(2, 14, num_slots + 14)
     files = {dtype: folder / f"{dtype}.onnx" for dtype in ("float32", "int8")}
     torch.onnx.export(
         StepGraph(merge_linears(model, pack=False)).eval(),
@@ -354,7 +358,7 @@ def export_onnx(folder: Path, num_slots: int) -> dict[tuple[str, str], int]:
         files["float32"],
         input_names=["tokens", "positions", "mask", *names],
         output_names=["logits", *(f"new_{name}" for name in names)],
-        dynamic_shapes=({1: some}, {0: some}, {0: some, 1: some}, ({2: some},) * len(cache)),
+        dynamic_shapes=({1: some}, {0: some}, {1: some, 2: some}, ({2: some},) * len(cache)),
         external_data=False,
         verbose=False,
     )

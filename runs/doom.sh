@@ -48,6 +48,17 @@ diagd tokenize --clips "$work/others" --heldout "$work/heldout" --tokenizer "$wo
 diagd finetune --tokens "$work/other_tokens" --init "$work/stage5" --out "$work/world" --frames 8 \
   --window 5 --batch-size 32 --steps 2167 --warmup-steps 60 --learning-rate 2e-3 \
   --strategy raster k=1:2 k=2 --corrupt 0.3 --corrupt-with samples
+# From here on all layers but the first see the last two frames only: a full context costs less.
+cp -r "$work/world" "$work/wide"
+python - "$work/wide/config.json" <<'EOF'
+import json, sys
+path = sys.argv[1]
+config = json.load(open(path)) | {"sliding_window": 2 * 337, "sliding_layers": [1, 2, 3, 4, 5]}
+json.dump(config, open(path, "w"), indent=2)
+EOF
+diagd finetune --tokens "$work/other_tokens" --init "$work/wide" --out "$work/near" --frames 8 \
+  --window 5 --batch-size 4 --steps 320 --warmup-steps 20 --learning-rate 2e-4 --seed 1 \
+  --strategy raster k=1:2 k=2 --corrupt 0.3 --corrupt-with samples
 # Textures that squared errors blur: a discriminator for the decoder, so tokens stay as they are.
 first=6000000
 for scenario in maze defend_the_line health_gathering_supreme deathmatch; do
@@ -55,12 +66,13 @@ for scenario in maze defend_the_line health_gathering_supreme deathmatch; do
     --first-seed "$first"
   first=$((first + 100000))
 done
-diagd tokenize --clips "$work/textures" --heldout "$work/heldout" --init "$work/world/tokenizer" \
+diagd tokenize --clips "$work/textures" --heldout "$work/heldout" --init "$work/near/tokenizer" \
   --out "$work/sharp" --decoder-only --sharpen 0.05 --steps 1200 --batch 4 --learning-rate 2e-4
 python -m runs.sharpness --data "$work" --out docs/results/world/sharpness.json \
-  --tokenizers before="$work/world/tokenizer" after="$work/sharp/tokenizer"
-cp "$work/sharp/tokenizer/"* "$work/world/tokenizer/"
-python runs/bundle.py --world "$work/world" --clips "$work/heldout" --out diagd/assets/doom \
+  --tokenizers before="$work/near/tokenizer" after="$work/sharp/tokenizer"
+cp "$work/sharp/tokenizer/"* "$work/near/tokenizer/"
+python runs/bundle.py --world "$work/near" --blend "$work/wide=0.5" --clips "$work/heldout" \
+  --out diagd/assets/doom \
   --prompt clip_1300004:20 --scenes soldier=clip_1300001:40 guards=clip_1300000:8 \
   worms=clip_1100007:12 medicine=clip_1200000:42 computers=clip_1000000:20 lamps=clip_1000003:54 \
   green-hall=clip_1000005:30 machines=clip_1000009:0 \

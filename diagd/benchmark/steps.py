@@ -188,16 +188,24 @@ def slot_bytes(config: ModelConfig, cache_bytes: float) -> float:
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * cache_bytes
 
 
+def slots_read(config: ModelConfig, slots: int) -> float:
+    """Count the slots that a step over so many reads, the mean over layers: some may slide."""
+    sliding = len(config.sliding_layers) / config.num_layers
+    return slots - sliding * max(0, slots - config.sliding_window)
+
+
 def bytes_read(
     config: ModelConfig, times: StepTimes, weight_bytes: float, cache_bytes: float
 ) -> float:
     """Count the bytes of weights and cache that steps had to read, at so many bytes a number."""
     weights = linear_parameters(config) * weight_bytes
-    return weights * len(times.slots) + slot_bytes(config, cache_bytes) * sum(times.slots)
+    slots = sum(slots_read(config, slots) for slots in times.slots)
+    return weights * len(times.slots) + slot_bytes(config, cache_bytes) * slots
 
 
 def flops(config: ModelConfig, times: StepTimes) -> float:
     """Count the multiplications and additions of steps, padded lanes included."""
-    pairs = sum(lanes * slots for lanes, slots in zip(times.lanes, times.slots, strict=True))
+    steps = zip(times.lanes, times.slots, strict=True)
+    pairs = sum(lanes * slots_read(config, slots) for lanes, slots in steps)
     attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs
     return 2 * linear_parameters(config) * sum(times.lanes) + attention

@@ -64,23 +64,30 @@ class TeacherView:
         """Return whether lane q sees lane r, both int64 that broadcast; never true for r > q."""
         return self.mask_mod()(q, q, q, r)
 
-    def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """Return `sees` as FlexAttention asks for it: (batch, head, q, r) -> bool."""
+    def mask_mod(
+        self, window: int | None = None
+    ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """Return `sees` as FlexAttention asks for it: (batch, head, q, r) -> bool.
+
+        A layer may see no more than so many positions, the lane's own included (None: all).
+        """
         positions, steps, fed_at = self.positions, self.steps, self.fed_at
         leaves_at = self.leaves_at
 
         def mask(batch: Tensor, head: Tensor, q: Tensor, r: Tensor) -> Tensor:
             seen = visible(positions[q], steps[q], positions[r], fed_at[r], q == r)
-            return seen & (steps[q] < leaves_at[r])
+            seen = seen & (steps[q] < leaves_at[r])
+            return seen if window is None else seen & (positions[q] - positions[r] < window)
 
         return mask
 
-    def visible(self) -> Tensor | None:
+    def visible(self, window: int | None = None) -> Tensor | None:
         """Return the (N, N) bool mask, True = may attend, or None where it is the causal one."""
-        if self.is_causal:
+        if self.is_causal and window is None:
             return None
         lanes = torch.arange(len(self.positions), device=self.positions.device)
-        return self.sees(lanes[:, None], lanes)
+        column = lanes[:, None]
+        return self.mask_mod(window)(column, column, column, lanes)
 
     def to(self, device: torch.device | str) -> "TeacherView":
         return TeacherView(*(getattr(self, one.name).to(device) for one in fields(self)))

@@ -24,7 +24,7 @@ from diagd.evaluation.options import AttentionOptions
 from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import find_clips
 from diagd.files import save_figure, write_json
-from diagd.models.attention import MaskKernel, attend
+from diagd.models.attention import LayerMasks, MaskKernel, attend
 from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import read_scene
@@ -63,19 +63,25 @@ def capture_attention(
             f"expected 0 <= first < tokens <= max_positions={model.max_positions}, "
             f"got first {first} of {length} tokens"
         )
-    layers = itertools.count()
+    layers, config = itertools.count(), model.config
+    places = torch.arange(length, device=model.device)
 
     def kernel(queries: Tensor, keys: Tensor, values: Tensor, _mask: tuple[Tensor, ...]) -> Tensor:
         layer, group = next(layers), queries.shape[1] // keys.shape[1]
+        slides = layer in config.sliding_layers
+        reach = config.sliding_window if slides else length
         columns = keys.repeat_interleave(group, dim=1).float().transpose(2, 3)
         for start in range(first, length, chunk):
             end = min(start + chunk, length)
             scores = queries[:, :, start:end].float() @ columns[..., :end] / keys.shape[3] ** 0.5
-            is_later = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(start + 1)
-            sink(layer, start, scores.masked_fill(is_later, -torch.inf).softmax(-1))
-        return attend(queries, keys, values, None)
+            distance = places[start:end, None] - places[:end]
+            hidden = (distance < 0) | (distance >= reach)
+            sink(layer, start, scores.masked_fill(hidden, -torch.inf).softmax(-1))
+        near = (places[:, None] - places < reach).tril() if slides else None
+        return attend(queries, keys, values, near)
 
-    model.forward(tokens, visible=MaskKernel(kernel, ()), logits_to_keep=1)
+    masks = LayerMasks(*[MaskKernel(kernel, ())] * 2)
+    model.forward(tokens, visible=masks, logits_to_keep=1)
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,7 @@ class StaticKVCache:
         # zeros keep a masked slot from turning 0 * NaN into NaN
         self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in layers]
         self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in layers]
+        self.positions = torch.zeros(num_slots, device=device, dtype=torch.int64)  # as written
         self.text = text
 
     def renew(self, text: Text | None) -> bool:
@@ -175,17 +176,21 @@ class SlotRule(NamedTuple):
         return self.steps.shape[0], self.held.shape[0]  # `len` of a tensor takes a microsecond
 
 
+EVERYTHING = 2**62  # positions
+
+
 class RuleKernel(NamedTuple):
     """The rule that a mask over cache slots follows from, and a kernel that applies it."""
 
-    # (queries, keys, values, positions, *rule) -> (B, heads, L, D), as `attend` with the mask
-    # `diagd.decoding.visibility.visible_slots(positions, *rule)`
+    # (queries, keys, values, positions, *rule, window) -> (B, heads, L, D), as `attend` with
+    # `diagd.decoding.visibility.visible_slots(positions, *rule)`, of the last `window` positions
     kernel: Callable[..., Tensor]
     positions: Tensor  # (L,) int64 raster positions of the lanes
     rule: SlotRule
     # (queries, keys, values, cosines, sines, slots, key buffer, value buffer) -> rotated queries:
     # rotates, and writes keys and values to the slots, in one launch; None: as PyTorch does
     store: Callable[..., Tensor] | None = None
+    window: int = EVERYTHING
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -220,6 +225,16 @@ def _attend_by_parts(
 
 # (L, M) bool mask, or FlexAttention's or a kernel's form of it, or its rule; None: causal
 Visible = Tensor | BlockMask | MaskKernel | RuleKernel | None
+
+
+class LayerMasks(NamedTuple):
+    """What lanes see in layers that see everything, and in sliding ones."""
+
+    whole: Visible
+    sliding: Visible
+
+
+Masks = Visible | LayerMasks
 
 
 class GroupedQueries(nn.Module):
@@ -307,7 +322,8 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible) -> T
     for FlexAttention, which has to be compiled to be fast. Returns (B, heads, L, D).
     """
     if isinstance(visible, RuleKernel):
-        return visible.kernel(queries, keys, values, visible.positions, *visible.rule)
+        rule = visible.positions, *visible.rule, visible.window
+        return visible.kernel(queries, keys, values, *rule)
     if isinstance(visible, MaskKernel):
         return visible.kernel(queries, keys, values, visible.mask)
     num_heads, num_lanes = queries.shape[1:3]

@@ -54,10 +54,13 @@ class ModelConfig:
     head_size: int = 0  # width of a layer with exact GELU before the output layer, both with biases
     context_size: int = 0  # width of the text that every block attends to; 0: none (no text)
     position_table: bool = False  # a fixed (frame, row, column) table is added before every block
+    sliding_window: int = 0  # positions that a token sees in sliding layers, its own included
+    sliding_layers: tuple[int, ...] = ()  # which these are, from 0 on; the others see everything
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check_value(field, getattr(self, field.name))
+        object.__setattr__(self, "sliding_layers", tuple(self.sliding_layers))  # JSON has lists
         heads, groups, head_dim = self.num_heads, self.num_kv_heads, self.head_dim
         width, codes, prefix = heads * head_dim, self.image_vocab_size, self.prefix_length
         is_3d, is_odd = self.position == "rope3d", head_dim % 2
@@ -89,6 +92,11 @@ class ModelConfig:
         _refuse(self.tie_embeddings and self.head_size, rule, self.head_size)
         rule = "tie_embeddings needs extra_embeddings=0"
         _refuse(self.tie_embeddings and self.extra_embeddings, rule, self.extra_embeddings)
+        layers, window = self.sliding_layers, self.sliding_window
+        rule = f"sliding_layers must be different layers below num_layers={self.num_layers}"
+        _refuse(len(set(layers) & set(range(self.num_layers))) < len(layers), rule, list(layers))
+        rule = "sliding_layers and sliding_window must both be given or neither"
+        _refuse(bool(layers) != bool(window), rule, f"{list(layers)} and {window}")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ModelConfig":
@@ -133,6 +141,9 @@ def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
     if name in _CHOICES:
         choices = ", ".join(map(repr, _CHOICES[name]))
         _refuse(value not in _CHOICES[name], f"{name} must be one of {choices}", repr(value))
+    elif isinstance(field.default, tuple):
+        is_wrong = not isinstance(value, list | tuple) or not all(type(one) is int for one in value)
+        _refuse(is_wrong, f"{name} must be a list of integers", repr(value))
     elif field.type is bool:
         _refuse(not is_bool, f"{name} must be true or false", repr(value))
     elif field.type is float:

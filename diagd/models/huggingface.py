@@ -351,7 +351,7 @@ def llama_of(model: Transformer) -> LlamaForCausalLM:
     config = model.config
     is_llama = (config.norm, config.mlp) == ("rms", "swiglu") and config.position != "learned"
     added = config.qk_norm, config.extra_embeddings, config.head_size, config.context_size
-    if not is_llama or config.position_table or any(added):
+    if not is_llama or config.position_table or config.sliding_layers or any(added):
         raise ValueError("only LLaMA-like models have a Hugging Face LLaMA: use --baseline none")
     with torch.device("meta"):
         llama = LlamaForCausalLM(llama_config(config))

@@ -12,6 +12,9 @@ from diagd.models.attention import (
     GELU,
     Attention,
     CrossAttention,
+    LayerMasks,
+    Masks,
+    RuleKernel,
     StaticKVCache,
     SwiGLU,
     Text,
@@ -68,6 +71,7 @@ class DecoderStack(nn.Module):
         self.position_table = PositionTable(config) if config.position_table else None
         self.layers = nn.ModuleList([Block(config, layer) for layer in range(config.num_layers)])
         self.norm = make_norm(config)
+        self.sliding_layers = config.sliding_layers
 
     @property
     def blocks(self) -> list[Block]:
@@ -79,6 +83,7 @@ class DecoderStack(nn.Module):
         positions: Tensor,
         slots: Tensor | None,
         visible: Visible,
+        near: Visible,
         cache: StaticKVCache | None,
         text: Text | None,
     ) -> Tensor:
@@ -87,8 +92,9 @@ class DecoderStack(nn.Module):
             x = x + self.embed_positions(positions)
         rotary = None if self.rotary is None else self.rotary(positions, x.dtype)
         table = None if self.position_table is None else self.position_table(positions, x.dtype)
-        for layer in self.layers:
-            x = layer(x if table is None else x + table, rotary, slots, visible, cache, text)
+        for index, layer in enumerate(self.layers):
+            seen = near if index in self.sliding_layers else visible
+            x = layer(x if table is None else x + table, rotary, slots, seen, cache, text)
         return x
 
 
@@ -172,7 +178,7 @@ class Transformer(
         tokens: Tensor,
         positions: Tensor | None = None,
         slots: Tensor | None = None,
-        visible: Visible = None,
+        visible: Masks = None,
         cache: StaticKVCache | None = None,
         logits_to_keep: int | Tensor = 0,
         text: Text | None = None,
@@ -188,7 +194,8 @@ class Transformer(
             positions = torch.arange(tokens.shape[1], device=tokens.device)
         # one by one: torch.compile keeps what stands in a record that is made while it traces
         text = text if cache is None else cache.text
-        hidden = self.model(tokens, positions, slots, visible, cache, text)
+        both = self._masks(visible, positions, slots, cache)
+        hidden = self.model(tokens, positions, slots, *both, cache, text)
         if isinstance(logits_to_keep, Tensor):
             hidden = hidden[:, logits_to_keep]
         elif logits_to_keep:
@@ -199,6 +206,30 @@ class Transformer(
         if self.lm_head is None:
             return F.linear(hidden, self.model.embed_tokens.weight)
         return self.lm_head(hidden)
+
+    def _masks(
+        self,
+        visible: Masks,
+        positions: Tensor,
+        slots: Tensor | None,
+        cache: StaticKVCache | None,
+    ) -> tuple[Visible, Visible]:
+        """Return what lanes see in layers that see everything, and in sliding ones."""
+        if isinstance(visible, LayerMasks):
+            return visible
+        if not self.config.sliding_layers:
+            return visible, visible
+        window, others = self.config.sliding_window, positions
+        if cache is not None and slots is not None:
+            cache.positions.index_copy_(0, slots, positions)
+            others = cache.positions
+        if isinstance(visible, RuleKernel):
+            return visible, visible._replace(window=window)
+        if visible is None:
+            visible = torch.ones(len(positions), len(positions), device=positions.device).tril() > 0
+        assert isinstance(visible, Tensor)  # other masks come as `LayerMasks`
+        others = others[: visible.shape[1]]
+        return visible, visible & (positions[:, None] - others < window)
 
     def logits(
         self,

@@ -18,7 +18,7 @@ from diagd.backends.native.trained_attention import mask_kernel
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
 from diagd.decoding.strategies.table import Raster, Strategy
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
-from diagd.models.attention import Visible, mask_in_parts
+from diagd.models.attention import LayerMasks, Masks, Visible, mask_in_parts
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.shards import TokenClips
 from diagd.training.loop import TrainingRun, generator_of
@@ -35,14 +35,18 @@ class ViewLoss:
     our own kernels attend where autocast rounds to bfloat16.
     """
 
-    def __init__(self, view: TeacherView, device: torch.device, compiled: bool = False) -> None:
-        self.view, lanes = view.to(device), len(view.positions)
-        mask = self.view.visible()
-        on_cpu = device.type == "cpu"
-        self.visible: Visible = mask_in_parts(mask) if on_cpu and mask is not None else mask
-        self.visible_rounded: Visible = mask_kernel(mask, lanes) if on_cpu else None
-        if compiled and device.type == "cuda" and mask is not None:
-            self.visible = create_block_mask(self.view.mask_mod(), None, None, lanes, lanes, device)
+    def __init__(
+        self,
+        view: TeacherView,
+        device: torch.device,
+        compiled: bool = False,
+        sliding_window: int = 0,
+    ) -> None:
+        self.view = view.to(device)
+        whole = near = _masks_of(self.view, None, compiled)
+        if sliding_window:
+            near = _masks_of(self.view, sliding_window, compiled)
+        self.visible, self.visible_rounded = map(LayerMasks, whole, near)
         self._loss = torch.compile(view_loss) if compiled else view_loss
         self._logits = torch.compile(view_logits) if compiled else view_logits
 
@@ -57,15 +61,25 @@ class ViewLoss:
         """Return (B, M, V), the model's logits for the M targets in raster order."""
         return self._logits(model, *self._lanes(tokens))
 
-    def _lanes(self, fed: Tensor) -> tuple[Tensor, Tensor, Visible, Tensor]:
+    def _lanes(self, fed: Tensor) -> tuple[Tensor, Tensor, LayerMasks, Tensor]:
         view, visible = self.view, self.visible
-        if self.visible_rounded is not None and torch.is_autocast_enabled("cpu"):
+        if self.visible_rounded.whole is not None and torch.is_autocast_enabled("cpu"):
             visible = self.visible_rounded
         return fed[:, view.sources], view.positions, visible, view.readers
 
 
+def _masks_of(view: TeacherView, window: int | None, compiled: bool) -> tuple[Visible, Visible]:
+    """Return a view's mask in the form for its device, and the one of our kernels, or None."""
+    mask, device, lanes = view.visible(window), view.positions.device, len(view.positions)
+    if device.type == "cpu":
+        return (None if mask is None else mask_in_parts(mask)), mask_kernel(mask, lanes)
+    if compiled and mask is not None:
+        return create_block_mask(view.mask_mod(window), None, None, lanes, lanes, device), None
+    return mask, None
+
+
 def view_logits(
-    model: nn.Module, inputs: Tensor, positions: Tensor, visible: Visible, readers: Tensor
+    model: nn.Module, inputs: Tensor, positions: Tensor, visible: Masks, readers: Tensor
 ) -> Tensor:
     """Forward token ids (B, N) at positions (N,); return logits (B, M, V) of the M readers."""
     return model(inputs, positions=positions, visible=visible, logits_to_keep=readers)
@@ -75,7 +89,7 @@ def view_loss(
     model: nn.Module,
     inputs: Tensor,
     positions: Tensor,
-    visible: Visible,
+    visible: Masks,
     readers: Tensor,
     targets: Tensor,
 ) -> Tensor:
@@ -152,7 +166,8 @@ class MixtureLoss:
         for strategy in dict.fromkeys((*self.mixture.weights, Raster())):  # raster to compare with
             schedule, learns = strategy.schedule(grid), options.context_frames == 0
             view = teacher_view(schedule, layout, learn_context=learns, window=options.window)
-            self.losses[strategy] = ViewLoss(view, device, options.compiles)
+            slides = config.sliding_window
+            self.losses[strategy] = ViewLoss(view, device, options.compiles, slides)
 
     def __call__(self, model: nn.Module, tokens: Tensor, step: int) -> Tensor:
         loss, fed = self.losses[draw_strategy(self.mixture, self.seed, step)], None

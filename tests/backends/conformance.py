@@ -352,16 +352,18 @@ def greedy_raster_writes_what_the_full_forward_finds_likeliest(backend: UnderTes
 
 def a_stream_goes_on_after_a_full_context(backend: UnderTest) -> None:
     """Nothing is read again, or the prefix and the newest frame are, as at a start."""
-    model = backend.model()
-    (whole,) = decode(model, ["k=1"], ACTIONS)
-    if model.relative_positions:
-        if not backend.rounds:
-            (expected,) = decode(Recomputing(tiny_model()), ["k=1"], ACTIONS)
+    prompts = {"llama": PROMPT, "sliding": PROMPT[:, 1:]}  # 3-D positions begin with a frame
+    for kind, prompt in prompts.items():
+        model = backend.model(kind)
+        (whole,) = decode(model, ["k=1"], ACTIONS, prompt)
+        if not model.relative_positions:
+            newest = torch.cat([prompt[:, :-15], whole[:, 1].flatten(1)], 1)
+            (rest,) = decode(model, ["k=1"], ACTIONS[:, 2:], newest)
+            assert torch.equal(whole[:, 2:], rest)
+        elif not backend.rounds:
+            plain = Recomputing(tiny_model(**KINDS[kind]))
+            (expected,) = decode(plain, ["k=1"], ACTIONS, prompt)
             assert torch.equal(whole, expected)
-        return
-    newest = torch.cat([PROMPT[:, :1], whole[:, 1].flatten(1)], 1)
-    (rest,) = decode(model, ["k=1"], ACTIONS[:, 2:], newest)
-    assert torch.equal(whole[:, 2:], rest)
 
 
 CHECKS = (

@@ -1,9 +1,11 @@
 import pytest
 
 from diagd.benchmark import steps
+from diagd.benchmark.steps import slots_read
 from diagd.families.presets import PRESETS
 from diagd.models.config import ModelConfig
 from diagd.system import cpu_name, git_commit
+from tests.models.tiny import KINDS, tiny_model
 from tests.worlds import HEIGHT, WIDTH, model_config
 
 KEYS = {
@@ -197,6 +199,12 @@ def test_the_parts_of_a_step_make_up_the_step(bench):
         assert row["capture_seconds"] == 0
         if backend == "native":
             assert 0 < parts["linears"] + parts["attention"] < parts["forward"]
+
+
+def test_sliding_layers_read_no_more_than_their_window():
+    config = tiny_model(**KINDS["sliding"]).config  # one of two layers, 11 positions
+    assert [slots_read(config, slots) for slots in (5, 11, 31)] == [5, 11, 21]
+    assert slots_read(tiny_model().config, 31) == 31
 
 
 def test_bytes_and_flops_are_counted_from_the_shapes(bench):

@@ -64,6 +64,19 @@ def test_unknown_and_missing_fields_are_named():
             {"tie_embeddings": True, "extra_embeddings": 2},
             "tie_embeddings needs extra_embeddings=0, got 2",
         ),
+        ({"sliding_layers": 1}, "sliding_layers must be a list of integers, got 1"),
+        ({"sliding_layers": ["0"]}, "sliding_layers must be a list of integers, got ['0']"),
+        *(
+            (
+                {"sliding_layers": layers, "sliding_window": 9},
+                f"sliding_layers must be different layers below num_layers=2, got {layers}",
+            )
+            for layers in ([0, 2], [1, 1], [-1])
+        ),
+        (
+            {"sliding_layers": [1]},
+            "sliding_layers and sliding_window must both be given or neither, got [1] and 0",
+        ),
     ],
 )
 def test_illegal_values_say_what_was_expected_and_given(changes, message):

@@ -1,6 +1,13 @@
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from diagd.models.config import ModelConfig
 from diagd.models.huggingface import llama_of
@@ -30,6 +37,34 @@ def test_logits_equal_hugging_face_llama_on_the_same_weights():
     llama.load_state_dict(model.state_dict(), strict=True)
     tokens = random_tokens(2, 37)
     torch.testing.assert_close(model.logits(tokens), llama(tokens).logits, **TOLERANCE)
+
+
+@torch.no_grad()
+def test_sliding_layers_equal_those_of_hugging_face_on_the_same_weights():
+    model = tiny_model(qk_norm=True, sliding_window=7, sliding_layers=(1,))
+    qwen = Qwen3ForCausalLM(
+        Qwen3Config(
+            hidden_size=24,
+            intermediate_size=40,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            vocab_size=50,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=False,
+            use_sliding_window=True,
+            sliding_window=7,
+            layer_types=["full_attention", "sliding_attention"],
+        )
+    ).eval()
+    qwen.load_state_dict(model.state_dict(), strict=True)
+    tokens = random_tokens(2, 37)
+    logits = model.logits(tokens)
+    torch.testing.assert_close(logits, qwen(tokens).logits, **TOLERANCE)
+    whole = tiny_model(qk_norm=True).logits(tokens)
+    assert torch.equal(logits[:, :7], whole[:, :7])
+    assert (logits[:, 7:] - whole[:, 7:]).abs().max() > 1
 
 
 @torch.no_grad()
@@ -149,6 +184,7 @@ def test_a_text_is_of_one_row_or_of_all():
     "more",
     [
         {"context_size": 8},
+        {"sliding_window": 9, "sliding_layers": (1,)},
         {"position": "rope3d", "position_table": True, "max_positions": 32, "prefix_length": 1},
     ],
 )

@@ -14,6 +14,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "multi-head": {"num_kv_heads": 4},
     "multi-query": {"num_kv_heads": 1},
     "world": {"num_kv_heads": 4, "bias": True, "position": "rope3d", "rope_step": 3.0},
+    "sliding": {
+        "num_kv_heads": 4,
+        "bias": True,
+        "position": "rope3d",
+        "rope_step": 3.0,
+        "sliding_window": 11,  # less than a frame
+        "sliding_layers": (0,),
+    },
     "cosmos": {"position": "rope3d", "qk_norm": True, "yarn_factor": 2.0, "extra_embeddings": 3},
     "chameleon": {"qk_norm": True, "head_norm": True, "head_size": 20},  # and Janus
     "llamagen": {"num_kv_heads": 4, "position": "rope2d"},

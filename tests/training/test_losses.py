@@ -2,14 +2,16 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask
 
 from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid
 from diagd.decoding.teacher_forcing import teacher_view
 from diagd.families.checkpoints import load_model
-from diagd.models.attention import attend, mask_in_parts
+from diagd.models.attention import LayerMasks, attend, mask_in_parts
 from diagd.training.loop import draw_batch
 from diagd.training.mixture import ViewLoss, view_loss
+from tests.models.tiny import KINDS, random_tokens, tiny_model
 from tests.worlds import SHARD_CODES as NUM_CODES
 from tests.worlds import clips_of, write_shard_model
 
@@ -64,6 +66,33 @@ def test_the_loss_compiles_as_one_graph(tmp_path, monkeypatch):
         ViewLoss(view, torch.device("cpu"), one)(model, tokens) for one in (False, True)
     )
     assert compiled.item() == pytest.approx(plain.item(), rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_the_loss_of_a_model_with_sliding_layers_is_that_of_its_logits():
+    grid, tokens, lags = TokenGrid(3, 3, 5), random_tokens(2, 15 + 3 * 17, vocab_size=44), (1, 2)
+    model = tiny_model(**KINDS["sliding"])
+    view = teacher_view(DiagonalSchedule(grid, *lags), SequenceLayout(grid, 2, 1))
+    window, lanes = model.config.sliding_window, len(view.positions)
+    inputs, targets = tokens[:, view.sources], tokens[:, view.targets[view.readers]]
+    with torch.no_grad():
+        loss = ViewLoss(view, torch.device("cpu"), sliding_window=window)(model, tokens)
+        logits = model.logits(inputs, positions=view.positions, visible=view.visible())
+        near = create_block_mask(view.mask_mod(window), None, None, lanes, lanes, device="cpu")
+        masks = LayerMasks(view.visible(), near)
+        flex = view_loss(model, inputs, view.positions, masks, view.readers, targets)
+        whole = view_loss(
+            tiny_model(**KINDS["world"]),
+            inputs,
+            view.positions,
+            view.visible(),
+            view.readers,
+            targets,
+        )
+    expected = F.cross_entropy(logits[:, view.readers].flatten(0, 1), targets.flatten()).item()
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    assert flex.item() == pytest.approx(expected, rel=1e-5)
+    assert abs(whole.item() - expected) > 1e-3
 
 
 def test_a_mask_in_parts_attends_as_the_whole_one():

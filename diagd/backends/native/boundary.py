@@ -33,6 +33,7 @@ class LayerRecord(ctypes.Structure):
         (POINTER, "qkv out gate_up down qkv_bias out_bias gate_up_bias down_bias"),
         (POINTER, "qkv_scale out_scale gate_up_scale down_scale"),
         (POINTER, "norm1 norm1_bias norm2 norm2_bias q_norm q_norm_bias k_norm k_norm_bias"),
+        (ctypes.c_int64, "slides"),
     )
 
 
@@ -40,6 +41,7 @@ class ModelRecord(ctypes.Structure):
     _fields_ = fields(
         (INT, "hidden intermediate layers heads kv_heads head_dim vocab rms gated"),
         (INT, "num_embeddings max_positions prefix actions grid_width grid_tokens head_size"),
+        (INT, "sliding_window"),
         (FLOAT, "eps"),
         (POINTER, "embeddings head positions frequencies axes norm norm_bias"),
         (POINTER, "head_scale head_bias head_proj head_proj_scale head_proj_bias weights"),
@@ -49,7 +51,7 @@ class ModelRecord(ctypes.Structure):
 class StepRecord(ctypes.Structure):
     _fields_ = fields(
         (INT, "batch lanes visible_slots num_slots keep threads"),
-        (POINTER, "tokens at slots visible steps held fed_at keys values logits seconds"),
+        (POINTER, "tokens at slots visible steps held fed_at keys values written logits seconds"),
     )
 
 

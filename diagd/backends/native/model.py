@@ -49,6 +49,7 @@ class NativeCache:
         self.keys = [torch.zeros(size, dtype=dtype) for _ in range(config.num_layers)]
         self.values = [torch.zeros(size, dtype=dtype) for _ in range(config.num_layers)]
         self.key_pointers, self.value_pointers = _pointers(self.keys), _pointers(self.values)
+        self.written = torch.zeros(num_slots, dtype=torch.int64)  # the position at each slot
 
 
 class NativeModel(CausalModel):
@@ -159,6 +160,7 @@ class NativeModel(CausalModel):
             visible=None if mask is None else mask.data_ptr(),
             keys=ctypes.addressof(cache.key_pointers),
             values=ctypes.addressof(cache.value_pointers),
+            written=cache.written.data_ptr(),
             logits=logits.data_ptr(),
             seconds=self._timed(),
         )
@@ -221,6 +223,7 @@ class NativeModel(CausalModel):
             fed_at=buffers.fed_at.data_ptr(),
             keys=ctypes.addressof(cache.key_pointers),
             values=ctypes.addressof(cache.value_pointers),
+            written=cache.written.data_ptr(),
         )
         draw = DrawRecord(
             batch=batch,

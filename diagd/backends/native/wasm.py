@@ -30,7 +30,7 @@ from diagd.decoding.schedule import Order, SequenceLayout, make_plan
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.vq import VQTokenizer
 
-MAGIC, VERSION = 0x64676961, 2
+MAGIC, VERSION = 0x64676961, 3
 BLOCK = 16  # columns of a block of weights, where a register has 16 bytes
 ALIGNED = 64  # bytes
 MAX_DUOS, MAX_WEIGHT = 512, 2047  # csrc/integers.h

@@ -115,6 +115,7 @@ class NativeWeights:
             for name, norm in norms.items():
                 setattr(target, name, self._part(norm, "weight"))
                 setattr(target, f"{name}_bias", self._part(norm, "bias"))
+            target.slides = attention.layer in config.sliding_layers
             if self.use_up:
                 for parameter in layer.parameters():
                     parameter.data = parameter.data.new_empty(0)
@@ -143,6 +144,7 @@ class NativeWeights:
             grid_width=config.grid_width if config.position in ("rope2d", "rope3d") else 0,
             grid_tokens=config.tokens_per_frame,
             head_size=config.head_size,
+            sliding_window=config.sliding_window,
             eps=config.norm_eps,
             embeddings=self._keep(self._pad(embeddings, 1).to(self.dtype)),
             head=head,

@@ -21,6 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diagd.models.attention import EVERYTHING
+
 NUM_PROGRAMS = 256  # enough for the 108 to 142 multiprocessors of the GPUs we know
 MIN_PART = 128  # slots; what is shorter does not pay for being joined
 MAX_PARTS = 64  # what a program of the second kernel holds at once
@@ -53,7 +55,7 @@ def part_size(num_slots: int, num_tiles: int, keys: int) -> int:
 
 
 @triton.jit(
-    do_not_specialize=["num_lanes", "num_slots", "part_slots"],
+    do_not_specialize=["num_lanes", "num_slots", "part_slots", "window"],
     do_not_specialize_on_alignment=["positions", "steps", "held", "fed_at"],
 )
 def attend_part(
@@ -74,6 +76,7 @@ def attend_part(
     num_lanes,
     num_slots,
     part_slots,
+    window,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
@@ -117,7 +120,7 @@ def attend_part(
         inside = slots < end
         stands = tl.load(held + slots, mask=inside, other=0x7FFFFFFFFFFFFFFF)[None, :]
         fed = tl.load(fed_at + slots, mask=inside, other=0x7FFFFFFFFFFFFFFF)[None, :]
-        sees = (stands == at) | ((stands < at) & (fed <= now))
+        sees = (stands == at) | ((stands < at) & (fed <= now) & (at - stands < window))
         there = inside[:, None] & within
         key = tl.load(keys + slots[:, None] * key_strides[2] + places[None, :], mask=there, other=0)
         score = tl.dot(looking, tl.trans(key), input_precision="ieee") * scale
@@ -170,8 +173,9 @@ def attend_slots(
     steps: Tensor,
     held: Tensor,
     fed_at: Tensor,
+    window: int = EVERYTHING,
 ) -> Tensor:
-    """Attend to what `visible_slots(positions, steps, held, fed_at)` shows.
+    """Attend to what `visible_slots(positions, steps, held, fed_at)` shows, in the last positions.
 
     A lane that sees no slot gets zeros. Keys and values may be the first slots of larger buffers.
 
@@ -179,6 +183,7 @@ def attend_slots(
         queries: (B, heads, L, D), D at most 256.
         keys, values: (B, kv_heads, M, D) in the dtype of the queries; kv_heads divides heads.
         positions, steps: (L,) int64. held, fed_at: (M,) int64.
+        window: positions that a lane sees at most, its own included.
 
     Returns:
         (B, heads, L, D), a view of (B, L, heads, D).
@@ -217,6 +222,7 @@ def attend_slots(
             num_lanes,
             num_slots,
             part_slots,
+            window,
             KV_HEADS=kv_heads,
             GROUP=group,
             SIZE=size,
@@ -243,7 +249,7 @@ def attend_slots(
 
 
 @attend_slots.register_fake
-def _(queries: Tensor, *_: Tensor) -> Tensor:
+def _(queries: Tensor, *_: Tensor | int) -> Tensor:
     batch, num_heads, num_lanes, size = queries.shape
     return queries.new_empty(batch, num_lanes, num_heads, size).transpose(1, 2)
 

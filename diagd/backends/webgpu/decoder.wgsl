@@ -15,7 +15,8 @@ struct Step {
   stride: u32,     // tokens of a batch row
   held: u32,       // where `memory` has the position of each slot, its step, and then the seeds
   first: u32,      // where `lanes` has the first lane
-  mask: u32,       // where `lanes` has a mask (lanes, reach), or 0: the rule of visibility holds
+  mask: u32,       // where `lanes` has a mask (lanes, reach), or 0: the rule of visibility holds;
+                   // 1: seen, 2: by sliding layers, too
   capacity: u32,   // rows that `arena` is for
   top_k: u32,      // 0: all
   exclusive: u32,  // whether the id that crosses top_p falls
@@ -253,18 +254,30 @@ fn project(@builtin(local_invocation_index) index: u32, @builtin(workgroup_id) g
   }
 }
 
-// The rule of visibility (diagd/decoding/visibility.py), or a mask.
-fn sees(row: u32, slot: u32) -> bool {
-  if (task.mask != 0u) { return lanes[task.mask + row % task.lanes * task.reach + slot] != 0; }
+// The rule of visibility (diagd/decoding/visibility.py), or a mask, where a layer may slide.
+fn sees(row: u32, slot: u32, slides: bool) -> bool {
+  if (task.mask != 0u) {
+    return lanes[task.mask + row % task.lanes * task.reach + slot] > select(0, 1, slides);
+  }
   let position = lanes[lane_of(row) + POSITION];
   let held = memory[task.held + slot];
   let fed_at = memory[task.held + task.slots + slot];
+  if (slides && position - held >= SLIDING_WINDOW) { return false; }
   return held == position || (held < position && fed_at <= lanes[lane_of(row) + STEP]);
 }
 
 // A workgroup for each row and head: softmax attention, and what it adds to the residual stream.
 @compute @workgroup_size(THREADS)
 fn attend(@builtin(local_invocation_index) index: u32, @builtin(workgroup_id) group: vec3u) {
+  attend_to(index, group, false);
+}
+
+@compute @workgroup_size(THREADS)
+fn attend_sliding(@builtin(local_invocation_index) index: u32, @builtin(workgroup_id) group: vec3u) {
+  attend_to(index, group, true);
+}
+
+fn attend_to(index: u32, group: vec3u, slides: bool) {
   thread = index;
   let row = group.x;
   let head = group.y;
@@ -283,7 +296,7 @@ fn attend(@builtin(local_invocation_index) index: u32, @builtin(workgroup_id) gr
   for (var base = 0u; base < task.reach; base += THREADS) {
     let slot = base + thread;
     var seen = false;
-    if (slot < task.reach) { seen = sees(row, slot); }
+    if (slot < task.reach) { seen = sees(row, slot, slides); }
     var score = -1e30;
     if (seen) {
       score = 0.0;

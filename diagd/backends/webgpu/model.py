@@ -71,6 +71,7 @@ class WebGPUCache:
 
     def __init__(self, model: "WebGPUModel", batch_size: int, num_slots: int) -> None:
         self.model, self.batch_size, self.num_slots = model, batch_size, num_slots
+        self.positions = torch.zeros(num_slots, dtype=torch.int64)  # as `forward` wrote them
         config, device = model.config, model.device_used
         size = 8 * batch_size * config.num_kv_heads * num_slots * config.head_dim
         check_cache_fits(config.num_layers * size, batch_size, num_slots)
@@ -215,7 +216,10 @@ class WebGPUModel(CausalModel):
         fields = [at, slots, torch.arange(lanes), *[zero] * 7]
         task = self.task(batch, lanes, cache.num_slots, lanes, visible.shape[1])
         task = task._replace(keep=keep, mask=lanes * self.lane)
-        told = [self.lanes_of(fields, positions).flatten(), visible.flatten().int()]
+        cache.positions[slots] = positions
+        far = positions[:, None] - cache.positions[: visible.shape[1]] >= self.config.sliding_window
+        seen = torch.where(far, 1, 2) * visible
+        told = [self.lanes_of(fields, positions).flatten(), seen.flatten().int()]
         self.submit(cache, Batch([task], torch.cat(told), tokens.flatten().int(), False))
         start = task.rows * (self.row_floats - self.vocab_size)
         logits = cache.workspace.read("arena", torch.float32, start, batch * keep * self.vocab_size)

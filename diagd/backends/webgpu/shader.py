@@ -73,6 +73,7 @@ def shader_of(config: ModelConfig, dtype: torch.dtype) -> str:
         "INT8": dtype == torch.int8,
     }
     header = [f"const {name} = {size}u;" for name, size in sizes.items()]
+    header += [f"const SLIDING_WINDOW = {config.sliding_window};"]
     header += [f"const {name} = {str(kind).lower()};" for name, kind in kinds.items()]
     header += [f"const EPS = {config.norm_eps:.9e};", UNPACK[dtype]]
     text = files("diagd.backends.webgpu").joinpath("decoder.wgsl").read_text(encoding="utf-8")
@@ -96,9 +97,10 @@ def dispatches_of(config: ModelConfig) -> list[Dispatch]:
     heads = config.num_heads + 2 * config.num_kv_heads
     found = [Dispatch("embed", "embed", ("rows", 1))]
     for layer in range(config.num_layers):
+        attend = "attend_sliding" if layer in config.sliding_layers else "attend"
         found += [
             Dispatch("project", f"project {layer}", (heads, "tiles")),
-            Dispatch("attend", f"attend {layer}", ("rows", config.num_heads)),
+            Dispatch(attend, f"attend {layer}", ("rows", config.num_heads)),
             Dispatch("expand", f"expand {layer}", (inner, "tiles")),
             Dispatch("contract", f"contract {layer}", (hidden, "tiles")),
         ]

@@ -147,14 +147,15 @@ def test_a_mask_of_none_is_the_causal_one():
     torch.testing.assert_close(out, attend(*given, None), rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_loss_under_diagonals_and_its_gradients_hardly_change(compiled):
-    model, layout = tiny_model(head_dim=32), SequenceLayout(TokenGrid(2, 3, 5), 0, 1)
+@pytest.mark.parametrize(("compiled", "window"), [(False, 0), (True, 0), (False, 9)])
+def test_a_loss_under_diagonals_and_its_gradients_hardly_change(compiled, window):
+    slides = {"sliding_window": window, "sliding_layers": (1,) if window else ()}
+    model, layout = tiny_model(head_dim=32, **slides), SequenceLayout(TokenGrid(2, 3, 5), 0, 1)
     view = teacher_view(Diagonal(1).schedule(layout.grid), layout)
     tokens = random_tokens(2, 45)
 
     def gradients(autocast: bool):
-        loss = ViewLoss(view, torch.device("cpu"), compiled and autocast)
+        loss = ViewLoss(view, torch.device("cpu"), compiled and autocast, window)
         model.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             value = loss(model, tokens)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from diagd.decoding.visibility import NEVER
+from diagd.models.attention import EVERYTHING
 from diagd.models.rotary import rotate
 from tests.backends.triton.interpreter import DEVICE, multiply_bfloat16
 
@@ -74,7 +75,7 @@ def draw_step(
     )
 
 
-def by_the_words(step: Step) -> Tensor:
+def by_the_words(step: Step, window: int) -> Tensor:
     """Attend head by head and lane by lane; a lane that sees nothing gets zeros."""
     queries, keys, values = (t.double().cpu() for t in (step.queries, step.keys, step.values))
     positions, steps, held, fed_at = (one.tolist() for one in step.rule)
@@ -84,7 +85,7 @@ def by_the_words(step: Step) -> Tensor:
         seen = [
             slot
             for slot, (place, fed) in enumerate(zip(held, fed_at, strict=True))
-            if place == position or (place < position and fed <= now)
+            if place == position or (place < position and fed <= now and position - place < window)
         ]
         for row in range(len(queries)):
             for head in range(queries.shape[1]):
@@ -94,9 +95,9 @@ def by_the_words(step: Step) -> Tensor:
     return out
 
 
-def check(step: Step) -> None:
-    out = attention.attend_slots(step.queries, step.keys, step.values, *step.rule)
-    expected, tolerance = by_the_words(step), TOLERANCE[step.queries.dtype]
+def check(step: Step, window: int = EVERYTHING) -> None:
+    out = attention.attend_slots(step.queries, step.keys, step.values, *step.rule, window)
+    expected, tolerance = by_the_words(step, window), TOLERANCE[step.queries.dtype]
     assert out.dtype == step.queries.dtype
     torch.testing.assert_close(out.double().cpu(), expected, atol=tolerance, rtol=tolerance)
 
@@ -126,6 +127,11 @@ def test_half_precision_runs_in_tiles_of_all_sizes(group, lanes, dtype, monkeypa
 
 def test_a_stream_may_have_run_for_a_year():
     check(draw_step(1, 1, 2, 8, 5, 60, start=17 * 10**9))
+
+
+@pytest.mark.parametrize("window", [1, 40])
+def test_sliding_layers_see_the_last_positions(window):
+    check(draw_step(1, 2, 2, 8, 7, 200, start=17 * 10**9), window)
 
 
 def test_what_hidden_slots_hold_changes_no_bit():

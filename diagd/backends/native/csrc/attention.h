@@ -4,6 +4,20 @@
 #pragma once
 #include "integers.h"
 
+// The slots of a part between the first and the last one that are seen, in whole blocks; empty where
+// none is.
+struct Span {
+  int32_t from, to;
+  static Span of(const float* hidden, int slots) {
+    const auto seen = [](float one) { return one == 0; };
+    const float *const end = hidden + slots, *const first = std::find_if(hidden, end, seen);
+    if (first == end) return {INT32_MAX, 0};
+    const float* last = end;
+    while (!seen(last[-1])) last--;
+    return {(int32_t)(first - hidden) / BLOCK * BLOCK, ceil_to(last - hidden, BLOCK)};
+  }
+};
+
 template <class Cached>
 class Attention {
  public:
@@ -35,22 +49,30 @@ class Attention {
 
   float* query(int i) { return queries + i * head; }
 
-  // Reads all slots: keys are a column each, values a row. hidden(i) points to what is added to the
-  // scores of query i: 0, or minus infinity. Whole numbers have a scale for each slot.
-  template <class Hidden>
+  // Reads the slots that somebody sees: keys are a column each, values a row. hidden(i) points to what
+  // is added to the scores of query i: 0, or minus infinity; spans(i) to where it sees something, for
+  // each part. Whole numbers have a scale for each slot.
+  template <class Hidden, class Spans>
   void read(const Matrix<Cached>& keys, const Matrix<Cached>& values, const float* value_scales,
-            int slots, Hidden hidden) {
-    static_assert(PART <= MAX_DUOS);
-    for (int from = 0; from < slots; from += PART) {
-      const int part = std::min(PART, slots - from);
-      const Matrix<Cached> some_keys{keys.column(from), head, nullptr,
-                                     keys.scale ? keys.scale + from : nullptr};
-      const Matrix<Cached> some_values{values.blocks + from / PACKED<Cached> * BLOCK, part, nullptr,
-                                       nullptr, values.stored};
-      for (int first = 0; first < count; first += AT_ONCE)
-        take_in(first, std::min(AT_ONCE, count - first), some_keys, some_values, value_scales + from,
-                part, [&](int i) { return hidden(i) + from; });
-    }
+            int parts, Hidden hidden, Spans spans) {
+    static_assert(PART <= MAX_DUOS && PART % BLOCK == 0);
+    for (int part = 0; part < parts; part++)
+      for (int first = 0; first < count; first += AT_ONCE) {
+        const int some = std::min(AT_ONCE, count - first);
+        Span seen{INT32_MAX, 0};
+        for (int i = first; i < first + some; i++) {
+          const Span own = spans(i)[part];
+          seen = {std::min(seen.from, own.from), std::max(seen.to, own.to)};
+        }
+        if (!seen.to) continue;
+        const int from = part * PART + seen.from, slots = seen.to - seen.from;
+        const Matrix<Cached> some_keys{keys.column(from), head, nullptr,
+                                       keys.scale ? keys.scale + from : nullptr};
+        const Matrix<Cached> some_values{values.blocks + from / PACKED<Cached> * BLOCK, slots, nullptr,
+                                         nullptr, values.stored};
+        take_in(first, some, some_keys, some_values, value_scales + from, slots,
+                [&](int i) { return hidden(i) + from; });
+      }
   }
 
   // Writes what query i has attended to; zeros, where it sees no slot.
@@ -66,9 +88,6 @@ class Attention {
   template <class Hidden>
   void take_in(int first, int some, const Matrix<Cached>& keys, const Matrix<Cached>& values,
                const float* value_scales, int slots, Hidden hidden) {
-    bool seen = false;
-    for (int r = 0; r < some && !seen; r++) seen = sees(hidden(first + r), slots);
-    if (!seen) return;
     multiply(Input<Cached>(query(first), head, some, head), keys, 0, slots / BLOCK, scores, STRIDE,
              false);
     float fade[AT_ONCE];
@@ -80,10 +99,6 @@ class Attention {
       for (int d = 0; d < head; d += WIDTH)
         store(to + d, load(to + d) * fade[r] + load(mixed + r * head + d));
     }
-  }
-
-  static bool sees(const float* hidden, int slots) {
-    return std::any_of(hidden, hidden + slots, [](float one) { return one == 0; });
   }
 
   // Makes weights of a query's scores; returns by how much those before have lost. Whole numbers are

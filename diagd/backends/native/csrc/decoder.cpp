@@ -97,7 +97,10 @@ struct Decoder {
   const int last = ceil_to(m.head_size, BLOCK);  // of the layer before the output layer
   const int middle_stride = apart(std::max(inner * (m.gated ? 2 : 1), last));
   const int slots = ceil_to(s.num_slots, BLOCK), seen = ceil_to(s.visible_slots, BLOCK);
-  float *x, *projected, *mixed, *middle, *hidden_slots, *turns;  // turns: cosines, sines of a lane
+  const int parts = (seen + Attending::PART - 1) / Attending::PART;
+  float *x, *projected, *mixed, *middle, *turns;  // turns: cosines, sines of a lane
+  float* hidden_slots;  // (1 or 2, lanes, seen): of layers that see everything, of those that slide
+  Span* spans;          // (1 or 2, lanes, parts)
 
   Matrix<W> matrix(const void* blocks, int K, const float* bias, const float* scale) const {
     return {(const W*)blocks, K, bias, scale};
@@ -115,15 +118,31 @@ struct Decoder {
   void hide(int lane) const {
     float* to = hidden_slots + (ptrdiff_t)lane * seen;
     std::fill(to + s.visible_slots, to + seen, -INFINITY);
-    if (!s.steps) {  // not by `visible`, which is null where there are no slots to see
+    const int64_t at = s.at[lane];
+    if (s.steps) {
+      const int64_t step = s.steps[lane];
+      for (int j = 0; j < s.visible_slots; j++) {
+        const bool sees = (s.held[j] == at) | ((s.held[j] < at) & (s.fed_at[j] <= step));
+        to[j] = sees ? 0 : -INFINITY;
+      }
+    } else {  // known not by `visible`, which is null where there are no slots to see
       const uint8_t* visible = s.visible + (ptrdiff_t)lane * s.visible_slots;
       for (int j = 0; j < s.visible_slots; j++) to[j] = visible[j] ? 0 : -INFINITY;
-      return;
     }
-    const int64_t at = s.at[lane], step = s.steps[lane];
-    for (int j = 0; j < s.visible_slots; j++) {
-      const bool sees = (s.held[j] == at) | ((s.held[j] < at) & (s.fed_at[j] <= step));
-      to[j] = sees ? 0 : -INFINITY;
+    find_spans(lane, to);
+    if (!m.sliding_window) return;
+    float* near = to + (ptrdiff_t)s.lanes * seen;
+    std::fill(near + s.visible_slots, near + seen, -INFINITY);
+    for (int j = 0; j < s.visible_slots; j++)
+      near[j] = at - s.written[j] < m.sliding_window ? to[j] : -INFINITY;
+    find_spans(s.lanes + lane, near);
+  }
+
+  void find_spans(int row, const float* hidden) const {
+    for (int part = 0; part < parts; part++) {
+      const int from = part * Attending::PART;
+      spans[row * parts + part] =
+          Span::of(hidden + from, std::min(seen - from, (int)Attending::PART));
     }
   }
 
@@ -204,8 +223,12 @@ struct Decoder {
     for (int r = 0; r < count; r++)
       std::memcpy(rows.query(r), projected + place(b, kv, first + r, qkv_stride),
                   m.head_dim * sizeof(float));
-    rows.read(of.keys, of.values, of.value_scales, seen,
-              [&](int r) { return hidden_slots + (ptrdiff_t)((first + r) / group) * seen; });
+    const int skip = m.weights[layer].slides ? s.lanes : 0;
+    const auto lane = [&](int r) { return skip + (first + r) / group; };
+    rows.read(
+        of.keys, of.values, of.value_scales, parts,
+        [&](int r) { return hidden_slots + (ptrdiff_t)lane(r) * seen; },
+        [&](int r) { return spans + lane(r) * parts; });
     for (int r = 0; r < count; r++)
       rows.write(r, mixed + place(b, kv, first + r, mixed_stride), m.head_dim);
   }
@@ -354,24 +377,28 @@ int decode(const Model& m, const Step& s) {
   static thread_local std::vector<float> memory;
   Decoder<W> d{m, s};
   const size_t rows = d.rows, mixed = rows * d.mixed_stride;
-  const size_t normed = rows * d.x_stride, mask = (size_t)s.lanes * d.seen;
+  const size_t seers = s.lanes * (m.sliding_window ? 2 : 1);
+  const size_t normed = rows * d.x_stride, mask = seers * d.seen, spans = seers * d.parts * 2;
   const size_t turns = (size_t)s.lanes * m.head_dim;
   const size_t line = 64 / sizeof(float);  // of the cache: threads do not share one
   const size_t own = (normed + Decoder<W>::Attending::floats(d.head)) / line * line + line;
   const size_t all = s.threads * own + line;
   const size_t needed =
-      normed + rows * (d.qkv_stride + d.middle_stride) + mixed + mask + all + turns;
+      normed + rows * (d.qkv_stride + d.middle_stride) + mixed + mask + spans + all + turns;
   if (!make_room(memory, needed)) return 2;
   d.x = memory.data();
   d.projected = d.x + normed;
   d.middle = d.projected + rows * d.qkv_stride;
   d.mixed = d.middle + rows * d.middle_stride;
   d.hidden_slots = d.mixed + mixed;
-  d.turns = d.hidden_slots + mask;
+  d.spans = (Span*)(d.hidden_slots + mask);
+  d.turns = d.hidden_slots + mask + spans;
   // What the threads own is made here, for they could not say that there is no memory.
   const uintptr_t end = (uintptr_t)(d.turns + turns);
   float* const owned = (float*)((end + 63) / 64 * 64);
   std::memset(d.mixed, 0, mixed * sizeof(float));  // padding has to be zero, or finite
+  if (m.sliding_window)
+    for (int lane = 0; lane < s.lanes; lane++) s.written[s.slots[lane]] = s.at[lane];
   team.run(s.threads, [&](int thread, int threads, Barrier& barrier) {
     float* here = owned + thread * own;
     std::memset(here, 0, normed * sizeof(float));

@@ -9,12 +9,14 @@ struct LayerWeights {
   const float *qkv_scale, *out_scale, *gate_up_scale, *down_scale;
   const float *norm1, *norm1_bias, *norm2, *norm2_bias;
   const float *q_norm, *q_norm_bias, *k_norm, *k_norm_bias;  // with biases: LayerNorms by head
+  int64_t slides;  // whether it sees the last `sliding_window` positions only
 };
 struct Model {
   int32_t hidden, intermediate, layers, heads, kv_heads, head_dim, vocab, rms, gated;
   int32_t num_embeddings, max_positions;
   int32_t prefix, actions, grid_width, grid_tokens;  // of (frame, row, column); width 0: positions
-  int32_t head_size;  // of a layer before the output layer, or 0
+  int32_t head_size;       // of a layer before the output layer, or 0
+  int32_t sliding_window;  // 0: no layer slides
   float eps;
   const void *embeddings, *head;
   const float* positions;     // learned ones, or null
@@ -32,6 +34,7 @@ struct Step {
   const uint8_t* visible;                                // (L, visible_slots), unless there are
   const int64_t *steps, *held, *fed_at;                  // (L,), (visible_slots,) twice: the rule
   void *const *keys, *const *values;                     // a pair of buffers a layer, written to
+  int64_t* written;                                      // (num_slots,): the position at each slot
   float* logits;                                         // (B, keep, vocab rounded up to blocks)
   double* seconds;                                       // by `Part`, added to; null: untimed
 };

@@ -71,7 +71,7 @@ struct World {
 
 namespace {
 
-constexpr uint32_t MAGIC = 0x64676961, VERSION = 2;  // "aigd"
+constexpr uint32_t MAGIC = 0x64676961, VERSION = 3;  // "aigd"
 constexpr int64_t SCRATCH = -((int64_t)1 << 31), NEVER = ((int64_t)1 << 31) - 1;
 constexpr int PREFILL_LANES = 256, READ = 64;  // BLOCK of diagd/decoding/engine.py
 
@@ -112,7 +112,8 @@ class Stream {
     const size_t size = heads * slots * (ceil_to(m.head_dim, BLOCK) + 2);
     cache.resize(2 * m.layers);
     for (auto& one : cache) one.resize(size), pointers.push_back(one.data());
-    tokens.resize(count), held.resize(count), fed_at.resize(count), picked.resize(frame_tokens);
+    tokens.resize(count), held.resize(count), fed_at.resize(count), written.resize(count);
+    picked.resize(frame_tokens);
   }
 
   int64_t held_frames = 0, window = 0;
@@ -279,7 +280,7 @@ class Stream {
     Step s{};
     s.batch = 1, s.num_slots = count, s.threads = team.threads;
     s.keys = pointers.data(), s.values = pointers.data() + m.layers;
-    s.held = held.data(), s.fed_at = fed_at.data();
+    s.held = held.data(), s.fed_at = fed_at.data(), s.written = written.data();
     s.lanes = starts[i + 1] - starts[i], s.visible_slots = reaches[i];
     return s;
   }
@@ -297,7 +298,7 @@ class Stream {
   bool is_read = false;  // whether the cache has what the context holds
   std::vector<std::vector<int16_t>> cache;
   std::vector<void*> pointers;
-  std::vector<int64_t> tokens, held, fed_at, lanes, ids;  // lanes: (8, num_lanes)
+  std::vector<int64_t> tokens, held, fed_at, written, lanes, ids;  // lanes: (8, num_lanes)
   std::vector<int32_t> picked, starts, reaches, told, memory;
   std::vector<float> logits;
   std::vector<Task> tasks;
