@@ -32,14 +32,8 @@ from diagd.data.actions import idle_action, split_actions
 from diagd.data.video import write_video
 from diagd.decoding.strategies.table import Strategy, parse_strategy
 from diagd.decoding.teacher_forcing import gap_to_raster, strategy_nll
+from diagd.evaluation import images
 from diagd.evaluation.comparison import CHANCE, Comparison, compare, walk
-from diagd.evaluation.images import (
-    IMAGES_FILE,
-    ImageMeter,
-    compare_images,
-    read_prompts,
-    save_image,
-)
 from diagd.evaluation.options import EvaluateOptions
 from diagd.evaluation.results import (
     LIKELIHOOD_FILE,
@@ -74,7 +68,7 @@ def choose_clips(clips: Path, num_clips: int | None, seed: int) -> list[str]:
     if not clips.exists():
         raise FileNotFoundError(f"folder of clips, or file of prompts, not found: {clips}")
     of_images = clips.is_file()
-    names = read_prompts(clips) if of_images else list(find_clips(clips))
+    names = images.read_prompts(clips) if of_images else list(find_clips(clips))
     num_clips = len(names) if num_clips is None else num_clips
     if not 1 <= num_clips <= len(names):
         what = "prompts" if of_images else "clips"
@@ -114,7 +108,7 @@ class ClipMeter:
         self.clip = lru_cache(maxsize=1)(self._read)  # (model, name) -> the last clip
         self._warm: set[tuple[str, str]] = set()
         self._fid = options.fid_detector and ImageFeatures(options.fid_detector, device)
-        self._images = ImageMeter(options, self.world, self._lpips, self._fid)
+        self._images = images.ImageMeter(options, self.world, self._lpips, self._fid)
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -389,7 +383,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     if options.teacher_forced:
         file_name, summarize = LIKELIHOOD_FILE, compare_likelihood
     elif of_images:
-        file_name, summarize = IMAGES_FILE, compare_images
+        file_name, summarize = images.IMAGES_FILE, images.compare_images
     path = options.out / file_name
     num_measured = 0
     with appending(path) as append:
@@ -431,7 +425,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
 def _keep(options: EvaluateOptions, record: Record, frames: Tensor) -> str:
     """Write the video or the image of a line, and return its path in the folder."""
     if options.of_images:
-        return save_image(options.out, record, frames[0])
+        return images.save_image(options.out, record, frames[0])
     video = video_path(*key_of(record))
     write_video(options.out / video, frames, record["fps"])
     return video

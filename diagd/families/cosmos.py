@@ -19,14 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import (
-    Checkpoint,
-    Family,
-    Source,
-    TokenizerFolder,
-    count_layers,
-    rename,
-)
+from diagd.families.family import Checkpoint, Family, Source, TokenizerFolder, count_layers, rename
 from diagd.families.llama import META_NAMES
 from diagd.families.presets import COSMOS as PRESETS
 from diagd.models.config import ModelConfig

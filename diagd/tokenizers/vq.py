@@ -65,6 +65,8 @@ class FrameTokenizer:
     A tokenizer adds its sizes, and how one batch is encoded and decoded.
     """
 
+    codebook_size: int
+    compression: int
     temporal_compression = 1
     batch_size = BATCH_SIZE
     fit_frames = staticmethod(resize)
@@ -72,8 +74,6 @@ class FrameTokenizer:
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model.eval()  # diffusers annotates its methods wrongly
 
-    @property
-    def compression(self) -> int: ...
     def _encode(self, frames: Tensor) -> Tensor: ...
     def _decode(self, tokens: Tensor) -> Tensor: ...
 
@@ -197,14 +197,8 @@ class VQTokenizer(FrameTokenizer):
             known = " or ".join(get_args(PixelRounding))
             raise ValueError(f"pixel_rounding must be {known}, got {pixel_rounding!r}")
         self.pixel_rounding: PixelRounding = pixel_rounding
-
-    @property
-    def codebook_size(self) -> int:
-        return self.codebook.shape[0]
-
-    @property
-    def compression(self) -> int:
-        return self.patch_size * 2 ** (len(self.model.config.block_out_channels) - 1)
+        self.codebook_size = len(self.codebook)
+        self.compression = self.patch_size * 2 ** (len(model.config["block_out_channels"]) - 1)
 
     @property
     def codebook(self) -> Tensor:

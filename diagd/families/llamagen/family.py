@@ -21,13 +21,7 @@ from torch.nn import functional
 from diagd.families.defaults import image_defaults
 from diagd.families.family import Checkpoint, Family, Source, TextFolder, count_layers, rename
 from diagd.families.llama import META_NAMES
-from diagd.families.llamagen.presets import (
-    HEAD_DIM,
-    PATCH_PX,
-    PRESETS,
-    ImageNetClasses,
-    llamagen,
-)
+from diagd.families.llamagen.presets import HEAD_DIM, PATCH_PX, PRESETS, ImageNetClasses, llamagen
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import TextIds, TextPrompts, text_states
