@@ -360,8 +360,7 @@ def _write(output: Path, sheet: Path, prompt: Prompt, videos: list[GeneratedVide
     whole = [torch.cat([prompt.frames, video.frames]) for video in videos]
     if output != sheet:
         save_frames(output, torch.cat(whole, dim=2), prompt.fps)
-    sheets = [contact_sheet(frames) for frames in whole]
-    write_image(sheet, torch.cat(sheets, dim=0))
+    write_image(sheet, torch.cat([contact_sheet(frames) for frames in whole], dim=0))
     return list(dict.fromkeys([output, sheet]))
 
 

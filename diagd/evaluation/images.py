@@ -114,13 +114,12 @@ class ImageMeter:
                 guided, tokens, ids, strategy, 0, prefix=text, row_ends=row_ends, num_ids=num_ids
             )
             measured["nll"] = [nll.mean().item()]
-        written = image.tokens[..., : world.width - row_ends]
         return {
             "seed": seed_of(prompt, self.options.seed),
             "quality": measured,
             "features": {"fid": pack(self._fid(image.frames).numpy())} if self._fid else {},
             "stats": asdict(image.stats),
-            "tokens": pack(written.cpu().numpy()),
+            "tokens": pack(image.tokens[..., : world.width - row_ends].cpu().numpy()),
             "lossless": strategy.promise,
             "frame_size_px": list(image.frames.shape[1:3]),
             "worker": os.getpid(),
@@ -143,8 +142,7 @@ class ImageMeter:
     ) -> tuple[CausalModel, Tensor | None, Tensor | None]:
         """Return the guided model, and the text or the class before the image."""
         if world.text is None:
-            ids = world.action_ids(prompt, 1, "image")
-            return world.guided(self.options.guidance), None, ids
+            return world.guided(self.options.guidance), None, world.action_ids(prompt, 1, "image")
         said = world.read_text(prompt)
         assert said is not None
         return world.guided(self.options.guidance, said), said.prompt, None

@@ -158,8 +158,7 @@ def bootstrap_interval(values: NDArray[np.float64]) -> list[float] | None:
     if len(values) < 2:
         return None
     draws = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
-    edges = np.quantile(values[draws].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return edges.tolist()
+    return np.quantile(values[draws].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
 
 
 def mean_and_interval(name: str, values: ArrayLike) -> dict[str, Any]:

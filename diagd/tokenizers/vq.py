@@ -29,14 +29,9 @@ STRETCH_KEY = "stretch_frames"  # ours, too: true where frames are scaled whole,
 class VideoTokenizer(Protocol):
     """A tokenizer of the pipeline: T frames <-> 1 + (T - 1) / temporal_compression grids of ids."""
 
-    @property
-    def codebook_size(self) -> int: ...  # ids lie in [0, codebook_size)
-
-    @property
-    def compression(self) -> int: ...  # pixels per token, along height and along width
-
-    @property
-    def temporal_compression(self) -> int: ...  # frames per grid after the first
+    codebook_size: int  # ids lie in [0, codebook_size)
+    compression: int  # pixels per token, along height and along width
+    temporal_compression: int  # frames per grid after the first
 
     def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
         """Return the pixels of a frame of height x width tokens: (H_px, W_px)."""
@@ -150,8 +145,7 @@ class TwoCameras:
                 "a frame is the pictures of two cameras, the third-person one above the one at the "
                 f"wrist, {width_px}x{height_px} pixels in all or its like, got {width}x{height}"
             )
-        fitted = self.tokenizer.fit_frames(_apart(frames), height_px // 2, width_px)
-        return _together(fitted)
+        return _together(self.tokenizer.fit_frames(_apart(frames), height_px // 2, width_px))
 
     def encode(self, frames: Tensor) -> Tensor:
         return _together(self.tokenizer.encode(_apart(frames)))

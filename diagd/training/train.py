@@ -227,7 +227,6 @@ def plan_run(options: TrainOptions, clips: TokenClips) -> RunPlan:
     if model is None and processes > 1:
         raise ValueError("a model is sized on one process: with several, name it by --model")
     assert options.seconds is not None
-    names = WORLD_SIZES if model is None else [model]
     started, costs = time.monotonic(), list[tuple[int, float]]()
     with waiting("measuring how fast this machine trains"):
         for name in PROBED if model is None else [model]:
@@ -242,7 +241,7 @@ def plan_run(options: TrainOptions, clips: TokenClips) -> RunPlan:
     steps = math.ceil(MAX_PASSES * data_tokens / tokens_per_step)
     max_tokens = min(options.steps or steps, steps) * tokens_per_step
     plans: list[RunPlan] = []
-    for name in names:
+    for name in WORLD_SIZES if model is None else [model]:
         weights = num_parameters(setup.fit_config(name, clips, options.frames_held))
         tokens = min(seconds_left * processes / _seconds_per_token(costs, weights), max_tokens)
         plans.append(RunPlan(name, weights, model is None, steps, tokens, data_tokens))
@@ -337,8 +336,7 @@ def plot_dreams(path: Path, rows: Mapping[str, Path], num_given: int) -> None:
     """Draw strips of frames, picture files under their labels, below each other."""
     pictures = {label: imread(picture) for label, picture in rows.items()}
     height, width = next(iter(pictures.values())).shape[:2]
-    size = 9, 0.4 + len(rows) * 8 * height / width
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(9, 0.4 + len(rows) * 8 * height / width), layout="constrained")
     axes = figure.subplots(len(rows), squeeze=False)
     for axis, (label, picture) in zip(axes[:, 0], pictures.items(), strict=True):
         axis.imshow(picture, interpolation="nearest")

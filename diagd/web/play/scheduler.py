@@ -128,7 +128,6 @@ class Scheduler:
 
     async def run(self) -> None:
         """Serve turns until cancelled."""
-        loop = asyncio.get_running_loop()
         watch = asyncio.create_task(self._watch_idle())
         try:
             while True:
@@ -141,7 +140,7 @@ class Scheduler:
                         await asyncio.wait_for(self.wake.wait(), min(due, default=None))
                     continue
                 self.served = player
-                turn = loop.run_in_executor(self.thread, _timed, player)
+                turn = asyncio.get_running_loop().run_in_executor(self.thread, _timed, player)
                 await asyncio.wait([turn])
                 self.served = None
                 self.charge(player, player.turn_seconds)
