@@ -109,12 +109,9 @@ class ClipMeter:
         self._warm: set[tuple[str, str]] = set()
         self._fid = options.fid_detector and ImageFeatures(options.fid_detector, device)
         self._images = images.ImageMeter(options, self.world, self._lpips, self._fid)
-
-    @property
-    def provenance(self) -> dict[str, Any]:
-        """Return the weight files of each metric; None where there are none."""
         metrics = {"lpips": self._lpips, "fvd": self._fvd, "fid": self._fid}
-        return {name: metric and metric.provenance for name, metric in metrics.items()}
+        # the weight files of each metric; None where there are none
+        self.provenance = {name: metric and metric.provenance for name, metric in metrics.items()}
 
     def world(self, model: str) -> VideoGenerator:
         """Return the world model of a label, loaded once in a row of tasks."""
@@ -214,13 +211,12 @@ class ClipMeter:
                 "repeated": quality.repeated_tokens(whole).tolist(),
                 "distinct": quality.distinct_tokens(grids).tolist(),
             }
-        measured = {"psnr": quality.psnr, "ssim": quality.ssim, "lpips": self._lpips}
-        if name == "truth":
-            measured = {}
-        shared = frames[: len(truth)]
+        measured = dict[str, list[float]]()
+        if name != "truth":
+            measured = quality.likeness(frames[: len(truth)], truth, self._lpips)
         return {
             "seed": seed,
-            "quality": {key: one(shared, truth).tolist() for key, one in measured.items() if one},
+            "quality": measured,
             "features": self._features(tokenizer, before, frames),
             **decoding,
             "frame_size_px": list(truth.shape[1:3]),
