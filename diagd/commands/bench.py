@@ -399,8 +399,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
         if options.baseline == "hf" and dtype != "int8":
             run = partial(_run_hugging_face, llama_of(load(dtype=dtype_of(dtype))), grid)
             for given in inputs:
-                context = given.context_frames
-                rows.append(Row(dtype, "", HUGGING_FACE, context, partial(run, given)))
+                rows.append(Row(dtype, "", HUGGING_FACE, given.context_frames, partial(run, given)))
         for backend in options.backend:  # each uses up a model: a large one is there once
             model = load(dtype=dtype_of(dtype))
             rows += engine_rows(

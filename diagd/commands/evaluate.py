@@ -231,8 +231,7 @@ class ClipMeter:
         options, given = self.options, self.options.lengths.context_frames
         between, coming = split_actions(clip.actions, given)
         if options.revisit and world.vocabulary is not None:
-            still = idle_action(world.vocabulary)
-            coming = walk(*options.revisit_actions, still, options.revisit)
+            coming = walk(*options.revisit_actions, idle_action(world.vocabulary), options.revisit)
         return world.generate(
             clip.frames[:given],
             coming and list(islice(cycle(coming), num_frames)),
@@ -386,8 +385,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
         before = read_results(path)
         check_same(path, before, run)
         done = before.done()
-        missing = [task for task in tasks if tuple(task) not in done]
-        if missing:
+        if missing := [task for task in tasks if tuple(task) not in done]:
             run["run"] = len(before.runs)
             append(run)
             make = (lambda: meter) if loads_here else partial(ClipMeter, options, dtype)

@@ -142,8 +142,7 @@ def grouped(results: Results) -> Groups:
     models = list(dict.fromkeys(label for run in results.runs for label in run["models"]))
     groups: Groups = {}
     for record in sorted(results.clips, key=lambda record: record["clip"]):
-        key = record["model"], record["strategy"]
-        groups.setdefault(key, {})[record["clip"]] = record
+        groups.setdefault((record["model"], record["strategy"]), {})[record["clip"]] = record
 
     def rank(key: tuple[str, str]) -> tuple[Any, ...]:
         model, strategy = key

@@ -42,11 +42,9 @@ def choose_patch(height_px: int, width_px: int) -> int:
         for patch in PATCHES_PX
         if not height_px % patch and not width_px % patch
     }
-    fitting = [patch for patch, count in tokens.items() if count in TOKENS]
-    if fitting:
+    if fitting := [patch for patch, count in tokens.items() if count in TOKENS]:
         return min(fitting, key=lambda patch: (abs(patch - PATCH_PX), patch))
-    small = [patch for patch, count in tokens.items() if count < TOKENS.start]
-    if small:
+    if small := [patch for patch, count in tokens.items() if count < TOKENS.start]:
         return min(small)
     scale = min(1.0, (TOKENS.stop * PATCH_PX**2 / (height_px * width_px)) ** 0.5)
     sides = [max(int(side * scale) // PATCH_PX, 2) * PATCH_PX for side in (height_px, width_px)]

@@ -101,15 +101,26 @@ class FrameTokenizer:
         write_json(folder / CONFIG_NAME, config, indent=2)
 
 
-class RowEnds:
-    """A tokenizer whose grids have a column more: the id behind its codes ends each row."""
+class TokenizerWrapper:
+    """A tokenizer of frames one by one that stands before another one."""
 
     temporal_compression = 1
 
     def __init__(self, tokenizer: VideoTokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.fit_frames, self.compression = tokenizer.fit_frames, tokenizer.compression
-        self.codebook_size = tokenizer.codebook_size + 1
+        self.tokenizer, self.compression = tokenizer, tokenizer.compression
+        self.codebook_size = tokenizer.codebook_size
+
+    def to(self, device: torch.device | str) -> Self:
+        self.tokenizer.to(device)
+        return self
+
+
+class RowEnds(TokenizerWrapper):
+    """A tokenizer whose grids have a column more: the id behind its codes ends each row."""
+
+    def __init__(self, tokenizer: VideoTokenizer) -> None:
+        super().__init__(tokenizer)
+        self.fit_frames, self.codebook_size = tokenizer.fit_frames, tokenizer.codebook_size + 1
 
     def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
         return self.tokenizer.frame_size_px(height, width - 1)
@@ -120,19 +131,9 @@ class RowEnds:
     def decode(self, tokens: Tensor) -> Tensor:
         return self.tokenizer.decode(tokens[..., :-1])
 
-    def to(self, device: torch.device | str) -> Self:
-        self.tokenizer.to(device)
-        return self
 
-
-class TwoCameras:
+class TwoCameras(TokenizerWrapper):
     """A tokenizer of frames that are two pictures, one above the other, each coded on its own."""
-
-    temporal_compression = 1
-
-    def __init__(self, tokenizer: VideoTokenizer) -> None:
-        self.tokenizer, self.compression = tokenizer, tokenizer.compression
-        self.codebook_size = tokenizer.codebook_size
 
     def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
         height_px, width_px = self.tokenizer.frame_size_px(height // 2, width)
@@ -152,10 +153,6 @@ class TwoCameras:
 
     def decode(self, tokens: Tensor) -> Tensor:
         return _together(self.tokenizer.decode(_apart(tokens)))
-
-    def to(self, device: torch.device | str) -> Self:
-        self.tokenizer.to(device)
-        return self
 
 
 def _apart(rows: Tensor) -> Tensor:

@@ -302,8 +302,7 @@ def plot_loss(folder: Path) -> None:
     lines = read_json_lines(folder / "log.jsonl")
     with chart(folder / "loss.png", xlabel="step", ylabel="loss, nats a token") as axis:
         for key, style, label in (("loss", "-", "training"), ("validation_loss", "o-", "held out")):
-            shown = [(line["step"], line[key]) for line in lines if key in line]
-            if shown:
+            if shown := [(line["step"], line[key]) for line in lines if key in line]:
                 axis.plot(*zip(*shown, strict=True), style, linewidth=1, markersize=4, label=label)
 
 

@@ -239,8 +239,7 @@ def _draft_first(stream: Stream, layout: SequenceLayout) -> None:
 
 @torch.inference_mode()
 def _draft_next(stream: Stream, layout: SequenceLayout, drafts: Drafts, frame: int) -> None:
-    fresh = drafts.unfed(frame)
-    if fresh:
+    if fresh := drafts.unfed(frame):
         base = stream.num_used - (frame - 1) * layout.slots_per_frame
         positions = torch.tensor(fresh, device=stream.tokens.device) + base
         newest = stream.tokens[:, stream.slots_at(positions - layout.slots_per_frame)]

@@ -132,8 +132,7 @@ class Scheduler:
         try:
             while True:
                 now = monotonic()
-                player = self.next_player(now)
-                if player is None:
+                if (player := self.next_player(now)) is None:
                     self.wake.clear()
                     due = [one.due - now for one in self.players.values() if one.due > now]
                     with contextlib.suppress(TimeoutError):
