@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -101,6 +101,16 @@ def train_tokenizer(
     tokenizer.save_pretrained(folder)
     trainer.save(state)  # last: a state at its end means that the tokenizer is whole
     return VQTokenizer.from_pretrained(folder)  # with the weights as they are stored
+
+
+class Share(NamedTuple):
+    """Results of a worker for its share of a batch."""
+
+    gradients: tuple[Tensor, ...]
+    loss: Tensor
+    error: Tensor  # mean squared, of values in [-1, 1]
+    latents: Tensor  # (b, C, h, w)
+    ids: Tensor  # (b, h, w)
 
 
 class Discriminator(nn.Module):
@@ -203,10 +213,7 @@ class TokenizerTrainer:
             "learning_rate": rate,
         }
 
-    def _gradients(
-        self, frames: Tensor
-    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor, Tensor]:
-        """Return gradients, loss, squared error of [-1, 1], latents (b, C, h, w), ids (b, h, w)."""
+    def _gradients(self, frames: Tensor) -> Share:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.rounds):
             latents = self.tokenizer.latents(frames).float()
         ids = self.tokenizer.nearest(latents.detach())
@@ -223,7 +230,7 @@ class TokenizerTrainer:
             loss = loss + self.options.sharpen * min(1, self.share_done / HEARD) * doubt
             own = torch.autograd.grad(mistakes, self.weights[1])
         gradients = torch.autograd.grad(loss, self.weights[0]) + own
-        return gradients, loss.detach(), error, latents.detach(), ids
+        return Share(gradients, loss.detach(), error, latents.detach(), ids)
 
     def _follow_latents(
         self, latents: Tensor, ids: Tensor, generator: torch.Generator
