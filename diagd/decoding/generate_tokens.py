@@ -357,9 +357,9 @@ def generate_tokens(
 
 def peak_memory_bytes(device: torch.device) -> int:
     """Return the most memory allocated on a CUDA device, or the process's peak on the CPU."""
-    return (
-        torch.cuda.max_memory_allocated(device) if device.type == "cuda" else process_peak_bytes()
-    )
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return process_peak_bytes()
 
 
 def synchronized_time(device: torch.device) -> float:
