@@ -42,8 +42,7 @@ __all__ = sorted({*_MODULES} - {*_NAMES["gym"]})  # pyright: ignore[reportUnsupp
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'diagd' has no attribute {name!r}")
-    module = importlib.import_module(f"diagd.{_MODULES[name]}")
-    return getattr(module, name)
+    return getattr(importlib.import_module(f"diagd.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

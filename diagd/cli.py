@@ -167,8 +167,7 @@ def _run(name: str, flags: list[str]) -> None:
         options = parsing.parse(options_of(name), name, flags, _examples(name))
         run = function_of(name)
         if command.owns_out:
-            system = importlib.import_module("diagd.system")
-            held.enter_context(system.only_writer(options.out))
+            held.enter_context(importlib.import_module("diagd.system").only_writer(options.out))
         result = run(options)
     if shared.json and os.environ.get("RANK", "0") == "0":  # of processes of one launch, one
         # JSON knows no NaN, which Python writes nonetheless

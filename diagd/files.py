@@ -106,6 +106,14 @@ def require_folder(path: str | Path, kind: str = "folder") -> Path:
     return Path(path)
 
 
+def read_lines(path: str | Path, kind: str) -> list[str]:
+    """Read the lines of a text file, or raise FileNotFoundError or ValueError."""
+    try:
+        return require_file(path, kind).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no text file") from None
+
+
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON object, or raise FileNotFoundError or ValueError."""
     try:

@@ -140,9 +140,8 @@ def print_completion(commands: Mapping[str, type], shell: str = "") -> None:
         for name, options in commands.items()
     )
     anyone: Any = Union[tuple(records)]  # noqa: UP007
-    asked = ["--tyro-print-completion", shell]
     with contextlib.suppress(SystemExit):  # with which tyro ends
-        tyro.cli(anyone, prog="diagd", args=asked, config=_CONFIG)
+        tyro.cli(anyone, prog="diagd", args=["--tyro-print-completion", shell], config=_CONFIG)
 
 
 def _description(options: type, examples: Sequence[str]) -> str:

@@ -130,10 +130,9 @@ def provenance(device: Any) -> dict[str, Any]:
     """Return commit, device (of torch), torch version and threads, ready for a JSON file."""
     import torch  # here: command lines are checked without it
 
-    on_cuda = device.type == "cuda"
     return {
         "commit": git_commit(),
-        "device": torch.cuda.get_device_name(device) if on_cuda else cpu_name(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),

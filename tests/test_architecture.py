@@ -54,14 +54,15 @@ def tree(path: Path) -> ast.Module:
 
 
 def imports(node: ast.AST) -> list[str]:
-    """List the modules that the import statements inside a node name."""
+    """List what the import statements inside a node name: modules, and names of them."""
     names = []
     for statement in ast.walk(node):
         if isinstance(statement, ast.Import):
             names += [alias.name for alias in statement.names]
         elif isinstance(statement, ast.ImportFrom):
             assert not statement.level, f"relative import at line {statement.lineno}"
-            names.append(statement.module or "")
+            module = statement.module or ""
+            names += [module, *(f"{module}.{alias.name}" for alias in statement.names)]
     return names
 
 

@@ -24,15 +24,8 @@ from diagd.backends.devices import DTypeName, device_of, dtype_of
 from diagd.backends.linears import int8_companion
 from diagd.backends.native.model import NativeModel
 from diagd.backends.prepare import Backend, choose_dtype, prepare
+from diagd.benchmark import steps
 from diagd.benchmark.options import BenchOptions
-from diagd.benchmark.steps import (
-    Ceilings,
-    StepTimes,
-    Stopwatch,
-    bytes_read,
-    flops,
-    measure_ceilings,
-)
 from diagd.console import cell, make_console, print_records, progress
 from diagd.decoding.generate_tokens import DecodingEngine, peak_memory_bytes, synchronized_time
 from diagd.decoding.sampling import SamplingOptions
@@ -69,7 +62,7 @@ class Run(NamedTuple):
     num_steps: int
     num_fed: int | None = None  # tokens fed in them
     capture_seconds: float = 0.0
-    times: StepTimes | None = None  # Hugging Face's steps are not timed
+    times: steps.StepTimes | None = None  # Hugging Face's steps are not timed
 
 
 @dataclass
@@ -89,7 +82,7 @@ class Row:
         return self.runs[1:]
 
     @property
-    def times(self) -> list[StepTimes]:
+    def times(self) -> list[steps.StepTimes]:
         return [run.times for run in self.timed if run.times]
 
     @property
@@ -116,7 +109,7 @@ def engine_rows(
     replays, seam = prepared.replays, config.num_seam_tokens
     for strategy in strategies:
         strategy.check(Conditions(sampling.temperature, grid, 1, replays, seam))
-    stopwatch = Stopwatch(prepared, device.type == "cpu" and not replays, sample)
+    stopwatch = steps.Stopwatch(prepared, device.type == "cpu" and not replays, sample)
     engine = DecodingEngine(
         stopwatch,
         grid.height,
@@ -195,7 +188,7 @@ def time_rows(rows: list[Row], repeats: int) -> None:
 
 
 def report_rows(
-    rows: list[Row], config: ModelConfig, grid: TokenGrid, ceilings: dict[str, Ceilings]
+    rows: list[Row], config: ModelConfig, grid: TokenGrid, ceilings: dict[str, steps.Ceilings]
 ) -> list[dict[str, Any]]:
     """Return each row's numbers; speedups are over the same dtype after the same prompt."""
     report = []
@@ -240,13 +233,13 @@ def report_rows(
     return report
 
 
-def _limits(row: Row, config: ModelConfig, ceilings: Ceilings) -> dict[str, Any]:
+def _limits(row: Row, config: ModelConfig, ceilings: steps.Ceilings) -> dict[str, Any]:
     """Compare the steps with the machine's ceilings, and split their time into parts."""
     times, cache_bytes = row.times, CACHE_BYTES[row.dtype]
     seconds = sorted(second for one in times for second in one.seconds)
     count, total = len(seconds), sum(seconds)
-    read = sum(bytes_read(config, one, row.weight_bytes, cache_bytes) for one in times)
-    done = sum(flops(config, one) for one in times)
+    read = sum(steps.bytes_read(config, one, row.weight_bytes, cache_bytes) for one in times)
+    done = sum(steps.flops(config, one) for one in times)
     return {
         "step_ms": {
             "p50": statistics.median(seconds) * 1000,
@@ -298,11 +291,11 @@ MARK = "!"
 
 def is_disturbed(row: dict[str, Any]) -> bool:
     """Return whether a row of the report contradicts itself."""
-    steps, parts = row.get("step_ms"), row.get("parts_ms", {})
+    step, parts = row.get("step_ms"), row.get("parts_ms", {})
     whole = sum(parts.get(part, 0.0) for part in ("forward", "sampling", "bookkeeping"))
     return (
         row["seconds_max"] > MAX_REPEATS_APART * row["seconds_min"]
-        or (steps is not None and steps["p99"] > MAX_TAIL * steps["p50"])
+        or (step is not None and step["p99"] > MAX_TAIL * step["p50"])
         or whole > MAX_PARTS_OVER_STEP * row["ms_per_step"]
     )
 
@@ -402,12 +395,11 @@ def main(options: BenchOptions) -> dict[str, Any]:
     for dtype in dict.fromkeys(dtypes):
         # of products of bytes nothing is known here: the faster of the other two stands in
         multiplied = [torch.float32, torch.bfloat16] if dtype == "int8" else [dtype_of(dtype)]
-        ceilings[dtype] = measure_ceilings(device, *multiplied)
+        ceilings[dtype] = steps.measure_ceilings(device, *multiplied)
         if options.baseline == "hf" and dtype != "int8":
             run = partial(_run_hugging_face, llama_of(load(dtype=dtype_of(dtype))), grid)
             for given in inputs:
-                context = given.context_frames
-                rows.append(Row(dtype, "", HUGGING_FACE, context, partial(run, given)))
+                rows.append(Row(dtype, "", HUGGING_FACE, given.context_frames, partial(run, given)))
         for backend in options.backend:  # each uses up a model: a large one is there once
             model = load(dtype=dtype_of(dtype))
             rows += engine_rows(

@@ -32,14 +32,8 @@ from diagd.data.actions import idle_action, split_actions
 from diagd.data.video import write_video
 from diagd.decoding.strategies.table import Strategy, parse_strategy
 from diagd.decoding.teacher_forcing import gap_to_raster, strategy_nll
+from diagd.evaluation import images
 from diagd.evaluation.comparison import CHANCE, Comparison, compare, walk
-from diagd.evaluation.images import (
-    IMAGES_FILE,
-    ImageMeter,
-    compare_images,
-    read_prompts,
-    save_image,
-)
 from diagd.evaluation.options import EvaluateOptions
 from diagd.evaluation.results import (
     LIKELIHOOD_FILE,
@@ -74,7 +68,7 @@ def choose_clips(clips: Path, num_clips: int | None, seed: int) -> list[str]:
     if not clips.exists():
         raise FileNotFoundError(f"folder of clips, or file of prompts, not found: {clips}")
     of_images = clips.is_file()
-    names = read_prompts(clips) if of_images else list(find_clips(clips))
+    names = images.read_prompts(clips) if of_images else list(find_clips(clips))
     num_clips = len(names) if num_clips is None else num_clips
     if not 1 <= num_clips <= len(names):
         what = "prompts" if of_images else "clips"
@@ -114,13 +108,10 @@ class ClipMeter:
         self.clip = lru_cache(maxsize=1)(self._read)  # (model, name) -> the last clip
         self._warm: set[tuple[str, str]] = set()
         self._fid = options.fid_detector and ImageFeatures(options.fid_detector, device)
-        self._images = ImageMeter(options, self.world, self._lpips, self._fid)
-
-    @property
-    def provenance(self) -> dict[str, Any]:
-        """Return the weight files of each metric; None where there are none."""
+        self._images = images.ImageMeter(options, self.world, self._lpips, self._fid)
         metrics = {"lpips": self._lpips, "fvd": self._fvd, "fid": self._fid}
-        return {name: metric and metric.provenance for name, metric in metrics.items()}
+        # the weight files of each metric; None where there are none
+        self.provenance = {name: metric and metric.provenance for name, metric in metrics.items()}
 
     def world(self, model: str) -> VideoGenerator:
         """Return the world model of a label, loaded once in a row of tasks."""
@@ -220,13 +211,12 @@ class ClipMeter:
                 "repeated": quality.repeated_tokens(whole).tolist(),
                 "distinct": quality.distinct_tokens(grids).tolist(),
             }
-        measured = {"psnr": quality.psnr, "ssim": quality.ssim, "lpips": self._lpips}
-        if name == "truth":
-            measured = {}
-        shared = frames[: len(truth)]
+        measured = dict[str, list[float]]()
+        if name != "truth":
+            measured = quality.likeness(frames[: len(truth)], truth, self._lpips)
         return {
             "seed": seed,
-            "quality": {key: one(shared, truth).tolist() for key, one in measured.items() if one},
+            "quality": measured,
             "features": self._features(tokenizer, before, frames),
             **decoding,
             "frame_size_px": list(truth.shape[1:3]),
@@ -241,8 +231,7 @@ class ClipMeter:
         options, given = self.options, self.options.lengths.context_frames
         between, coming = split_actions(clip.actions, given)
         if options.revisit and world.vocabulary is not None:
-            still = idle_action(world.vocabulary)
-            coming = walk(*options.revisit_actions, still, options.revisit)
+            coming = walk(*options.revisit_actions, idle_action(world.vocabulary), options.revisit)
         return world.generate(
             clip.frames[:given],
             coming and list(islice(cycle(coming), num_frames)),
@@ -389,15 +378,14 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     if options.teacher_forced:
         file_name, summarize = LIKELIHOOD_FILE, compare_likelihood
     elif of_images:
-        file_name, summarize = IMAGES_FILE, compare_images
+        file_name, summarize = images.IMAGES_FILE, images.compare_images
     path = options.out / file_name
     num_measured = 0
     with appending(path) as append:
         before = read_results(path)
         check_same(path, before, run)
         done = before.done()
-        missing = [task for task in tasks if tuple(task) not in done]
-        if missing:
+        if missing := [task for task in tasks if tuple(task) not in done]:
             run["run"] = len(before.runs)
             append(run)
             make = (lambda: meter) if loads_here else partial(ClipMeter, options, dtype)
@@ -431,7 +419,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
 def _keep(options: EvaluateOptions, record: Record, frames: Tensor) -> str:
     """Write the video or the image of a line, and return its path in the folder."""
     if options.of_images:
-        return save_image(options.out, record, frames[0])
+        return images.save_image(options.out, record, frames[0])
     video = video_path(*key_of(record))
     write_video(options.out / video, frames, record["fps"])
     return video

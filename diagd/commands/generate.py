@@ -60,6 +60,7 @@ class PromptWorker:
         self.sampling = options.sampling(world.defaults)
         self.strategy = options.decoding(world.defaults, world.height)
         self.num_frames = options.frames or world.defaults.num_frames
+        self.makes_pictures = not world.defaults.context_frames and self.num_frames == 1
         world.check(self.strategy, self.sampling)  # before anything ran in vain
         world.num_grids(self.num_frames)
         if options.context_frames and not world.defaults.context_frames:
@@ -70,10 +71,6 @@ class PromptWorker:
         self._text = self._read_text()
         if options.images > 1 and not self.makes_pictures:
             raise ValueError("images is for a model that makes single images: leave it out")
-
-    @property
-    def makes_pictures(self) -> bool:
-        return not self.world.defaults.context_frames and self.num_frames == 1
 
     def _read_text(self) -> str | Tensor | None:
         options, world = self.options, self.world
@@ -360,8 +357,7 @@ def _write(output: Path, sheet: Path, prompt: Prompt, videos: list[GeneratedVide
     whole = [torch.cat([prompt.frames, video.frames]) for video in videos]
     if output != sheet:
         save_frames(output, torch.cat(whole, dim=2), prompt.fps)
-    sheets = [contact_sheet(frames) for frames in whole]
-    write_image(sheet, torch.cat(sheets, dim=0))
+    write_image(sheet, torch.cat([contact_sheet(frames) for frames in whole], dim=0))
     return list(dict.fromkeys([output, sheet]))
 
 

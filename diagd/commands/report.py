@@ -131,8 +131,7 @@ def plot_frontier(rows: list[Row], path: Path) -> None:
         if kind in kinds and len(kinds) > 1:
             axes[0, 0].plot([], [], marker, color="0.4", label=words)
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    place = {"loc": "outside lower center", "ncols": 2 * width, "fontsize": 8}
-    figure.legend(handles, labels, **place)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2 * width, fontsize=8)
     save_figure(figure, path)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diagd.files import parse_object, read_json_object, require_file, write_json, write_text
+from diagd.files import parse_object, read_json_object, read_lines, write_json, write_text
 
 # One action a frame: `forward*8,left*4`, or (T,) names or integers, indices into `codec.names`
 Actions = str | Sequence[str] | Sequence[int] | NDArray[np.integer[Any]] | Tensor
@@ -145,12 +145,8 @@ def split_actions(
 
 def read_actions(path: str | Path, codec: ActionCodec, num_frames: int | None = None) -> list[str]:
     """Read a jsonl action file of `num_frames` lines, each an action of the codec."""
-    try:
-        lines = require_file(path, "action file").read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is no text file") from None
     actions = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_lines(path, "action file"), start=1):
         try:
             actions.append(codec.action_of(parse_object(line)))
         except ValueError as error:

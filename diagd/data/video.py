@@ -64,7 +64,9 @@ def read_video(
             decoded += 1
             if number < wanted:
                 continue
-            frames.append(fit(_upright(frame), size_px))
+            pixels = torch.from_numpy(frame.to_ndarray(format="rgb24"))
+            upright = torch.rot90(pixels, round(frame.rotation / 90))  # phones film on their side
+            frames.append(fit(upright.contiguous(), size_px))
             if len(frames) == max_frames:
                 break
             wanted = next(numbers)
@@ -116,12 +118,6 @@ def _opened(path: str | Path) -> Iterator[tuple[InputContainer, VideoStream]]:
 
 def _rate(stream: VideoStream) -> Fraction:
     return Fraction(stream.average_rate or stream.guessed_rate or 1)
-
-
-def _upright(frame: av.VideoFrame) -> Tensor:
-    """Return (H_px, W_px, 3) uint8 RGB, rotated as the file says (phones film on their side)."""
-    pixels = torch.from_numpy(frame.to_ndarray(format="rgb24"))
-    return torch.rot90(pixels, round(frame.rotation / 90)).contiguous()
 
 
 @contextlib.contextmanager

@@ -68,8 +68,7 @@ class Step:
     @property
     def kind(self) -> Hashable:
         """All that the step depends on but the buffers, the lanes and the slots."""
-        sampling = replace(self.sampling, valid_range=None)
-        return sampling, self.ranges, self.rule, self.draw_rule
+        return replace(self.sampling, valid_range=None), self.ranges, self.rule, self.draw_rule
 
     def of(self, model: CausalModel) -> "Step":
         return replace(self, model=model)

@@ -142,11 +142,10 @@ def summarize_revisit(results: Results) -> list[dict[str, Any]]:
     chance on the same clips, with 95% intervals. Baselines do not turn.
     """
     groups = grouped(results)
-    num_frames = results.runs[-1]["settings"]["revisit"]
     rows = []
     for (model, strategy), clips in groups.items():
         chance = {} if strategy == CHANCE else groups.get((model, CHANCE), {})
-        turning = None if strategy in REVISIT_BASELINES else num_frames
+        turning = None if strategy in REVISIT_BASELINES else results.runs[-1]["settings"]["revisit"]
         row = {"model": model, "strategy": strategy, "clips": len(clips)}
         rows.append(row | {name: _revisited(name, clips, chance, turning) for name in QUALITY})
     return rows

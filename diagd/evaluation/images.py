@@ -33,8 +33,8 @@ from diagd.evaluation.results import (
     summarize,
 )
 from diagd.evaluation.tables import STRATEGY, Column
-from diagd.files import require_file
-from diagd.metrics import quality
+from diagd.files import read_lines
+from diagd.metrics.quality import likeness
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.prompts import seed_of
 
@@ -56,11 +56,7 @@ COLUMNS = (
 
 def read_prompts(path: Path) -> list[str]:
     """Read a file of texts or classes, one a line; empty lines are left out."""
-    try:
-        lines = require_file(path, "prompts").read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is no text file") from None
-    prompts = [line.strip() for line in lines if line.strip()]
+    prompts = [line.strip() for line in read_lines(path, "prompts") if line.strip()]
     if not prompts:
         raise ValueError(f"{path}: expected a text or a class a line, got none")
     if len(set(prompts)) < len(prompts):
@@ -79,8 +75,7 @@ class ImageMeter:
         lpips: Callable[[Tensor, Tensor], Tensor] | None,
         fid: Callable[[Tensor], Tensor] | None,  # describes pictures for the Frechet distance
     ) -> None:
-        self.options, self.worlds, self._fid = options, worlds, fid
-        self._metrics = {"psnr": quality.psnr, "ssim": quality.ssim, "lpips": lpips}
+        self.options, self.worlds, self._lpips, self._fid = options, worlds, lpips, fid
         self._raster = lru_cache(maxsize=1)(partial(self._make, strategy=RASTER))
 
     def check(self, model: str, prompts: Sequence[str]) -> dict[str, str]:
@@ -98,14 +93,11 @@ class ImageMeter:
     def __call__(self, model: str, name: str, prompt: str) -> tuple[Record, Tensor]:
         """Return the line of a strategy, and the image (1, H_px, W_px, 3)."""
         world, strategy = self.worlds(model), parse_strategy(name)
-        raster, measured = self._raster(model, prompt), dict[str, list[float]]()
-        image = raster if name == RASTER else self._make(model, prompt, name)
+        image = raster = self._raster(model, prompt)
+        measured = dict[str, list[float]]()
         if name != RASTER:
-            measured = {
-                metric: measure(image.frames, raster.frames).tolist()
-                for metric, measure in self._metrics.items()
-                if measure
-            }
+            image = self._make(model, prompt, name)
+            measured = likeness(image.frames, raster.frames, self._lpips)
         row_ends = world.defaults.row_ends
         num_ids = world.config.image_vocab_size - row_ends
         if strategy.has_schedule:
@@ -114,13 +106,12 @@ class ImageMeter:
                 guided, tokens, ids, strategy, 0, prefix=text, row_ends=row_ends, num_ids=num_ids
             )
             measured["nll"] = [nll.mean().item()]
-        written = image.tokens[..., : world.width - row_ends]
         return {
             "seed": seed_of(prompt, self.options.seed),
             "quality": measured,
             "features": {"fid": pack(self._fid(image.frames).numpy())} if self._fid else {},
             "stats": asdict(image.stats),
-            "tokens": pack(written.cpu().numpy()),
+            "tokens": pack(image.tokens[..., : world.width - row_ends].cpu().numpy()),
             "lossless": strategy.promise,
             "frame_size_px": list(image.frames.shape[1:3]),
             "worker": os.getpid(),
@@ -143,8 +134,7 @@ class ImageMeter:
     ) -> tuple[CausalModel, Tensor | None, Tensor | None]:
         """Return the guided model, and the text or the class before the image."""
         if world.text is None:
-            ids = world.action_ids(prompt, 1, "image")
-            return world.guided(self.options.guidance), None, ids
+            return world.guided(self.options.guidance), None, world.action_ids(prompt, 1, "image")
         said = world.read_text(prompt)
         assert said is not None
         return world.guided(self.options.guidance, said), said.prompt, None

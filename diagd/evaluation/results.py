@@ -142,8 +142,7 @@ def grouped(results: Results) -> Groups:
     models = list(dict.fromkeys(label for run in results.runs for label in run["models"]))
     groups: Groups = {}
     for record in sorted(results.clips, key=lambda record: record["clip"]):
-        key = record["model"], record["strategy"]
-        groups.setdefault(key, {})[record["clip"]] = record
+        groups.setdefault((record["model"], record["strategy"]), {})[record["clip"]] = record
 
     def rank(key: tuple[str, str]) -> tuple[Any, ...]:
         model, strategy = key
@@ -158,8 +157,7 @@ def bootstrap_interval(values: NDArray[np.float64]) -> list[float] | None:
     if len(values) < 2:
         return None
     draws = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
-    edges = np.quantile(values[draws].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return edges.tolist()
+    return np.quantile(values[draws].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
 
 
 def mean_and_interval(name: str, values: ArrayLike) -> dict[str, Any]:

@@ -267,8 +267,7 @@ def load_text(found: Checkpoint) -> TextPrompts | None:
     Raises:
         ValueError, FileNotFoundError: its files are missing or do not fit the model.
     """
-    folder = _text_folder(found)
-    if folder is None:
+    if (folder := _text_folder(found)) is None:
         return None
     config = folder / CONFIG_FILE
     kind = read_json_object(config).get("model_type")
@@ -285,8 +284,7 @@ def load_text(found: Checkpoint) -> TextPrompts | None:
 
 def save_text(found: Checkpoint, target: Path) -> bool:
     """Copy the files of a text tokenizer into a folder of ours; return whether there are any."""
-    folder = _text_folder(found)
-    if folder is None:
+    if (folder := _text_folder(found)) is None:
         return False
     for file in sorted(folder.iterdir()):
         if file.suffix in _TEXT_FILES and not file.name.endswith(".safetensors.index.json"):

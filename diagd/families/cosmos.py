@@ -19,14 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import (
-    Checkpoint,
-    Family,
-    Source,
-    TokenizerFolder,
-    count_layers,
-    rename,
-)
+from diagd.families.family import Checkpoint, Family, Source, TokenizerFolder, count_layers, rename
 from diagd.families.llama import META_NAMES
 from diagd.families.presets import COSMOS as PRESETS
 from diagd.models.config import ModelConfig
@@ -70,7 +63,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     frames, height, width = side.get("video_latent_shape") or released_shape
     has_yarn = side.get("apply_yarn", released.yarn_factor != 1)
     yarn_shape = side.get("original_latent_shape") or (released.yarn_frames, released.yarn_height)
-    config = replace(
+    return replace(
         released,
         hidden_size=hidden_size,
         intermediate_size=len(tensors["layers.0.feed_forward.w1.weight"]),
@@ -92,17 +85,15 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         yarn_height=yarn_shape[1],
         context_size=tensors["layers.0.cross_attention.wk.weight"].shape[1] if has_text else 0,
         position_table=bool(side.get("apply_abs_pos_emb", has_text)),
-    )
-    return config, weights
+    ), weights
 
 
 def _defaults(found: Checkpoint) -> GenerationDefaults:
-    is_small = found.config.num_layers <= _4B.num_layers
     return GenerationDefaults(
         fps=25,
         context_frames=_CONTEXT_FRAMES,
         num_frames=WINDOW - _CONTEXT_FRAMES,
-        row_lag=2 if is_small else 1,
+        row_lag=2 if found.config.num_layers <= _4B.num_layers else 1,
         overlap=True,
         top_p=0.7 if found.config.context_size else 0.8,
     )

@@ -81,13 +81,10 @@ class Emu3Tokenizer(FrameTokenizer):
 
     batch_size = 1  # a frame of 720 px has 133 million activations at its widest
 
-    @property
-    def codebook_size(self) -> int:
-        return self.model.config.codebook_size
-
-    @property
-    def compression(self) -> int:
-        return self.model.spatial_scale_factor
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.codebook_size = model.config.codebook_size
+        self.compression = model.spatial_scale_factor
 
     def _encode(self, frames: Tensor) -> Tensor:
         sizes = torch.tensor([frames.shape[1:3]]).expand(len(frames), 2)

@@ -33,7 +33,6 @@ def llama_fields(weights: Mapping[str, Tensor], side: Mapping[str, Any]) -> dict
     for name in ("rope_type", "type"):
         if rope.get(name, "default") != "default":
             raise ValueError(f"{name} must be default, got {rope[name]!r}")
-    rope_theta = rope.get("rope_theta", side.get("rope_theta", ModelConfig.rope_theta))
     num_heads = int(side["num_attention_heads"])
     head_dim = len(weights["model.layers.0.self_attn.q_proj.weight"]) // num_heads
     return {
@@ -44,6 +43,6 @@ def llama_fields(weights: Mapping[str, Tensor], side: Mapping[str, Any]) -> dict
         "num_kv_heads": len(weights["model.layers.0.self_attn.k_proj.weight"]) // head_dim,
         "head_dim": head_dim,
         "norm_eps": float(side["rms_norm_eps"]),
-        "rope_theta": float(rope_theta),
+        "rope_theta": float(rope.get("rope_theta", side.get("rope_theta", ModelConfig.rope_theta))),
         "bias": bool(side.get("attention_bias", False)),
     }

@@ -1,7 +1,17 @@
 """Numbers of frames: PSNR and SSIM against others, sharpness, tokens, and features for TFD."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+
+def likeness(
+    video: Tensor, reference: Tensor, lpips: Callable[[Tensor, Tensor], Tensor] | None
+) -> dict[str, list[float]]:
+    """Return PSNR and SSIM of each frame, and LPIPS where its weights are there."""
+    metrics = {"psnr": psnr, "ssim": ssim, "lpips": lpips}
+    return {name: one(video, reference).tolist() for name, one in metrics.items() if one}
 
 
 def psnr(video: Tensor, reference: Tensor) -> Tensor:

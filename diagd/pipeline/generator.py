@@ -30,7 +30,6 @@ from diagd.pipeline.prompts import (
     Clip,
     Picture,
     Prompt,
-    as_frames,
     is_batch,
     prompt_tokens,
     read_clip,
@@ -462,7 +461,7 @@ class VideoGenerator:
         """Read what a video goes on from: frames of the model's size, and actions between them.
 
         Args:
-            clip: a path (see `read_clip`), or pictures, all of which are seen (see `as_frames`), or
+            clip: a path, or pictures, all of which are seen (see `read_clip` and `as_frames`), or
                 None for an image of an action or a text alone.
             actions: between the frames, instead of those of the file or the idle action.
             context_frames: of a file, frames that the model sees; its default if None.
@@ -478,11 +477,8 @@ class VideoGenerator:
         if not wanted and (self.text is None or not self.text.takes_pictures):
             given = "actions" if self.text is None else "texts"
             raise ValueError(f"this model makes images from {given} alone: leave the prompt out")
-        if isinstance(clip, str | Path):
-            per_grid, count = self.tokenizer.temporal_compression, context_frames or wanted or 1
-            prompt = read_clip(Path(clip), self.vocabulary, count, num_frames, fps, per_grid)
-        else:
-            prompt = Prompt(as_frames(clip), None, [], fps, [])
+        per_grid, count = self.tokenizer.temporal_compression, context_frames or wanted or 1
+        prompt = read_clip(clip, self.vocabulary, count, num_frames, fps, per_grid)
         frames, between, notes = prompt.frames, prompt.context_actions, prompt.notes
         if not wanted and len(frames) > 1:
             raise ValueError(f"an image is made behind one picture, got {len(frames)}")
@@ -515,8 +511,7 @@ class VideoGenerator:
         ids = self.action_ids(context_actions, len(grids) - 1, "context frame after the first")
         if ids is not None:
             ids = torch.cat([self._idle_ids(), ids], 1)
-        seam = self.config.num_seam_tokens
-        return prompt_tokens(self.config.prefix_ids, grids, ids, seam), grids
+        return prompt_tokens(self.config.prefix_ids, grids, ids, self.config.num_seam_tokens), grids
 
     def _idle_ids(self) -> Tensor:
         assert self.vocabulary is not None

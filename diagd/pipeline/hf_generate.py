@@ -86,10 +86,9 @@ def custom_generate(
                         "guidance needs prompt and frames in one context of "
                         f"{decoder.max_positions} tokens, got {length}"
                     )
-        out = generate_tokens(
+        frames = generate_tokens(
             decoder, input_ids, schedule, actions, context_frames, sampling=sampling, seed=seed
-        )
-        frames = out.tokens.flatten(2)
+        ).tokens.flatten(2)
         if actions is not None:
             frames = torch.cat([actions.to(frames.device), frames], dim=2)
         return torch.cat([input_ids, frames.flatten(1)], dim=1)

@@ -43,31 +43,34 @@ Clip = str | Path | Picture | Sequence[Picture]  # a path, or (T, H_px, W_px, 3)
 
 
 def read_clip(
-    path: Path,
+    clip: Clip | None,
     codec: ActionCodec | None,
     wanted: int,
     num_coming: int,
     model_fps: float,
     frames_per_grid: int,
 ) -> Prompt:
-    """Read a prompt of `wanted` frames, of any size, from a file.
+    """Read a prompt of `wanted` frames, of any size, from a file; of pictures, all of them.
 
     The context is the last frames of a video, which may have fewer; or the first ones of a
     recording, whose next `num_coming` actions are read as well. Where a file has no actions,
     `context_actions` is None, and a video is read at the model's frame rate if its own is higher.
     """
+    if not isinstance(clip, str | Path):
+        return Prompt(as_frames(clip), None, [], model_fps, [])
     if (wanted - 1) % frames_per_grid:
         raise ValueError(
             f"context_frames must be 1 or a multiple of {frames_per_grid} and one more: the "
             f"tokenizer joins {frames_per_grid} frames, got {wanted}"
         )
+    path = Path(clip)
     clip_file = ClipFile(path.stem, path, codec)
     if clip_file.recording_format:
         if codec is None:
             raise ValueError(f"{path}: a recording has actions, and this model takes none")
-        clip = clip_file.read(min(wanted + num_coming, clip_file.check(wanted)))
-        between, coming = split_actions(clip.actions, wanted)
-        return Prompt(clip.frames[:wanted], between, coming or [], float(clip.fps), [])
+        read = clip_file.read(min(wanted + num_coming, clip_file.check(wanted)))
+        between, coming = split_actions(read.actions, wanted)
+        return Prompt(read.frames[:wanted], between, coming or [], float(read.fps), [])
     notes: list[str] = []
     actions = None
     if codec is not None and (file := path.with_suffix(".jsonl")).is_file():

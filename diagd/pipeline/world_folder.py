@@ -14,23 +14,7 @@ from diagd.backends.devices import dtype_of, multiplies_bfloat16
 from diagd.backends.names import DTypeChoice
 from diagd.backends.prepare import choose_dtype
 from diagd.data.actions import ActionCodec
-from diagd.families.checkpoints import (
-    ACTIONS_FILE,
-    DEFAULTS_FILE,
-    TEXT_FOLDER,
-    TOKENIZER_FOLDER,
-    build_model,
-    find_model,
-    load_text,
-    load_tokenizer,
-    model_path,
-    read_actions_file,
-    save_text,
-    save_tokenizer,
-    write_actions_file,
-    write_checkpoint,
-    write_defaults,
-)
+from diagd.families import checkpoints
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Checkpoint
 from diagd.files import copy_whole, read_json_lines, write_text
@@ -62,7 +46,7 @@ def load_parts(
     A `config` file or a `tokenizer` folder stands in for the checkpoint's own. TorchScript is
     loaded, and so run, only from a folder named here.
     """
-    found, device = find_model(name_or_path, config), torch.device(device)
+    found, device = checkpoints.find_model(name_or_path, config), torch.device(device)
     shape, folder = found.config, found.path.parent
     if not isinstance(dtype, torch.dtype):
         dtype = dtype_of(choose_dtype(dtype, device, shape))
@@ -81,8 +65,9 @@ def load_parts(
     codec, num_ids = codec_of(found), shape.vocab_size - shape.image_vocab_size
     if codec and (codec.num_ids, codec.num_tokens) != (num_ids, shape.num_action_tokens):
         raise ValueError(
-            f"{folder}: {ACTIONS_FILE} names {codec.num_ids} action ids and {codec.num_tokens} "
-            f"tokens an action, the model has {num_ids} and {shape.num_action_tokens}"
+            f"{folder}: {checkpoints.ACTIONS_FILE} names {codec.num_ids} action ids and "
+            f"{codec.num_tokens} tokens an action, the model has {num_ids} and "
+            f"{shape.num_action_tokens}"
         )
     if shape.prefix_length > shape.extra_embeddings:  # which follow the vocabulary
         raise ValueError(
@@ -91,7 +76,7 @@ def load_parts(
         )
     height_px, width_px = video_tokenizer.frame_size_px(shape.grid_height, shape.grid_width)
     check_memory(12 * height_px * width_px, f"{folder}: a frame of {height_px}x{width_px} pixels")
-    text, model = load_text(found), build_model(found, device, dtype)
+    text, model = checkpoints.load_text(found), checkpoints.build_model(found, device, dtype)
     return Parts(model, video_tokenizer.to(device), codec, defaults, text)
 
 
@@ -100,23 +85,23 @@ def save_checkpoint(found: Checkpoint, target: Path, tokenizer: str | Path | Non
     if found.family.text and found.family.text.encoder:
         raise ValueError(f"{found.path}: use it as it is, its text encoder is not stored with it")
     target.mkdir(parents=True, exist_ok=True)
-    names = [DEFAULTS_FILE]
+    names = [checkpoints.DEFAULTS_FILE]
     if found.family.tokenizer is not None:  # else it stays where the user put it
-        save_tokenizer(target, _tokenizer(found, tokenizer))
-        names.append(f"{TOKENIZER_FOLDER}/")
+        checkpoints.save_tokenizer(target, _tokenizer(found, tokenizer))
+        names.append(f"{checkpoints.TOKENIZER_FOLDER}/")
     if codec := codec_of(found):
-        write_actions_file(target / ACTIONS_FILE, codec)
-        names.insert(0, ACTIONS_FILE)
-    if save_text(found, target):
-        names.append(f"{TEXT_FOLDER}/")
-    write_defaults(target, found.family.defaults(found))
-    write_checkpoint(target, found.config, found.weights)
+        checkpoints.write_actions_file(target / checkpoints.ACTIONS_FILE, codec)
+        names.insert(0, checkpoints.ACTIONS_FILE)
+    if checkpoints.save_text(found, target):
+        names.append(f"{checkpoints.TEXT_FOLDER}/")
+    checkpoints.write_defaults(target, found.family.defaults(found))
+    checkpoints.write_checkpoint(target, found.config, found.weights)
     return names
 
 
 def _tokenizer(found: Checkpoint, given: str | Path | None) -> VideoTokenizer:
     if given is not None:
-        return load_tokenizer(given, allow_torchscript=True)
+        return checkpoints.load_tokenizer(given, allow_torchscript=True)
     tokenizer = found.family.tokenizer and found.family.tokenizer(found)
     if tokenizer is None:
         raise ValueError(
@@ -129,10 +114,10 @@ def codec_of(found: Checkpoint) -> ActionCodec | None:
     """Return the actions of a checkpoint, its family's or those in the file beside it."""
     if not found.config.num_action_tokens:
         return None
-    family, path = found.family, found.path.with_name(ACTIONS_FILE)
+    family, path = found.family, found.path.with_name(checkpoints.ACTIONS_FILE)
     if family.name_actions and not path.is_file():
         return family.name_actions(found)
-    return family.actions or read_actions_file(path)
+    return family.actions or checkpoints.read_actions_file(path)
 
 
 CARD_FILE, LOG_FILE, CURVE_FILE = "README.md", "log.jsonl", "loss.png"
@@ -151,7 +136,7 @@ class WorldSource:
     @property
     def folder(self) -> Path:
         """The folder of its prompt and its scenes."""
-        path = model_path(self.name_or_path)
+        path = checkpoints.model_path(self.name_or_path)
         return path if path.is_dir() else path.parent
 
 
@@ -165,7 +150,7 @@ def save_world(
     """
     if source is None:
         raise ValueError("only a world that was read by from_pretrained can be saved")
-    found = find_model(source.name_or_path, source.config)
+    found = checkpoints.find_model(source.name_or_path, source.config)
     folder = found.path.parent
     if target.resolve() == folder.resolve():
         raise ValueError(f"{target} is where the world was read from: name another folder")

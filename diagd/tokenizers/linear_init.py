@@ -42,11 +42,9 @@ def choose_patch(height_px: int, width_px: int) -> int:
         for patch in PATCHES_PX
         if not height_px % patch and not width_px % patch
     }
-    fitting = [patch for patch, count in tokens.items() if count in TOKENS]
-    if fitting:
+    if fitting := [patch for patch, count in tokens.items() if count in TOKENS]:
         return min(fitting, key=lambda patch: (abs(patch - PATCH_PX), patch))
-    small = [patch for patch, count in tokens.items() if count < TOKENS.start]
-    if small:
+    if small := [patch for patch, count in tokens.items() if count < TOKENS.start]:
         return min(small)
     scale = min(1.0, (TOKENS.stop * PATCH_PX**2 / (height_px * width_px)) ** 0.5)
     sides = [max(int(side * scale) // PATCH_PX, 2) * PATCH_PX for side in (height_px, width_px)]
@@ -99,10 +97,9 @@ def linear_tokenizer_model(
         deviations = variances[-size:].flip(0).clamp(min=0).sqrt() / scale
         model.decoder.conv_in.weight.div_(LATENT_SCALE)
         zeros, scaled = torch.zeros(size), identity * LATENT_SCALE
-        encode = (project, -project @ mean), (scaled, zeros)
-        decode = (identity / LATENT_SCALE, zeros), (compose, mean)
-        _make_linear(model.encoder, deviations, *encode)
-        _make_linear(model.decoder, deviations, *decode)
+        _make_linear(model.encoder, deviations, (project, -project @ mean), (scaled, zeros))
+        first = identity / LATENT_SCALE, zeros
+        _make_linear(model.decoder, deviations, first, (compose, mean))
         some = patches[torch.randperm(len(patches), generator=generator)[:MAX_PATCHES]]
         vectors = (some - mean) @ project.T * LATENT_SCALE
         model.quantize.embedding.weight.copy_(k_means(vectors, codes, generator))

@@ -116,8 +116,7 @@ def write_shards(
 
     groups = [paths[k : k + clips_per_shard] for k in range(0, len(paths), clips_per_shard)]
     shards = [folder / f"shard_{number:05d}.safetensors" for number in range(len(groups))]
-    surplus = sorted(set(folder.glob("shard_*.safetensors")) - set(shards))
-    if surplus:
+    if surplus := sorted(set(folder.glob("shard_*.safetensors")) - set(shards)):
         raise ValueError(f"{surplus[0]} is not of these {len(paths)} clips: use another folder")
     dtype = torch.int16 if tokenizer.codebook_size <= 2**15 else torch.int32
     with progress("tokenizing clips", len(paths)) as job, one_thread_workers(threads) as pool:

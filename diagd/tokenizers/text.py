@@ -35,10 +35,7 @@ class TextIds(NamedTuple):
 class TextPrompts(Protocol):
     """Turns texts into prompts."""
 
-    @property
-    def takes_pictures(self) -> bool:
-        """Whether a text may stand behind a picture."""
-        return False
+    takes_pictures: bool = False  # whether a text may stand behind a picture
 
     def __call__(self, text: str) -> TextIds: ...
 

@@ -29,14 +29,9 @@ STRETCH_KEY = "stretch_frames"  # ours, too: true where frames are scaled whole,
 class VideoTokenizer(Protocol):
     """A tokenizer of the pipeline: T frames <-> 1 + (T - 1) / temporal_compression grids of ids."""
 
-    @property
-    def codebook_size(self) -> int: ...  # ids lie in [0, codebook_size)
-
-    @property
-    def compression(self) -> int: ...  # pixels per token, along height and along width
-
-    @property
-    def temporal_compression(self) -> int: ...  # frames per grid after the first
+    codebook_size: int  # ids lie in [0, codebook_size)
+    compression: int  # pixels per token, along height and along width
+    temporal_compression: int  # frames per grid after the first
 
     def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
         """Return the pixels of a frame of height x width tokens: (H_px, W_px)."""
@@ -65,6 +60,8 @@ class FrameTokenizer:
     A tokenizer adds its sizes, and how one batch is encoded and decoded.
     """
 
+    codebook_size: int
+    compression: int
     temporal_compression = 1
     batch_size = BATCH_SIZE
     fit_frames = staticmethod(resize)
@@ -72,8 +69,6 @@ class FrameTokenizer:
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model.eval()  # diffusers annotates its methods wrongly
 
-    @property
-    def compression(self) -> int: ...
     def _encode(self, frames: Tensor) -> Tensor: ...
     def _decode(self, tokens: Tensor) -> Tensor: ...
 
@@ -106,15 +101,26 @@ class FrameTokenizer:
         write_json(folder / CONFIG_NAME, config, indent=2)
 
 
-class RowEnds:
-    """A tokenizer whose grids have a column more: the id behind its codes ends each row."""
+class TokenizerWrapper:
+    """A tokenizer of frames one by one that stands before another one."""
 
     temporal_compression = 1
 
     def __init__(self, tokenizer: VideoTokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.fit_frames, self.compression = tokenizer.fit_frames, tokenizer.compression
-        self.codebook_size = tokenizer.codebook_size + 1
+        self.tokenizer, self.compression = tokenizer, tokenizer.compression
+        self.codebook_size = tokenizer.codebook_size
+
+    def to(self, device: torch.device | str) -> Self:
+        self.tokenizer.to(device)
+        return self
+
+
+class RowEnds(TokenizerWrapper):
+    """A tokenizer whose grids have a column more: the id behind its codes ends each row."""
+
+    def __init__(self, tokenizer: VideoTokenizer) -> None:
+        super().__init__(tokenizer)
+        self.fit_frames, self.codebook_size = tokenizer.fit_frames, tokenizer.codebook_size + 1
 
     def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
         return self.tokenizer.frame_size_px(height, width - 1)
@@ -125,19 +131,9 @@ class RowEnds:
     def decode(self, tokens: Tensor) -> Tensor:
         return self.tokenizer.decode(tokens[..., :-1])
 
-    def to(self, device: torch.device | str) -> Self:
-        self.tokenizer.to(device)
-        return self
 
-
-class TwoCameras:
+class TwoCameras(TokenizerWrapper):
     """A tokenizer of frames that are two pictures, one above the other, each coded on its own."""
-
-    temporal_compression = 1
-
-    def __init__(self, tokenizer: VideoTokenizer) -> None:
-        self.tokenizer, self.compression = tokenizer, tokenizer.compression
-        self.codebook_size = tokenizer.codebook_size
 
     def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
         height_px, width_px = self.tokenizer.frame_size_px(height // 2, width)
@@ -150,18 +146,13 @@ class TwoCameras:
                 "a frame is the pictures of two cameras, the third-person one above the one at the "
                 f"wrist, {width_px}x{height_px} pixels in all or its like, got {width}x{height}"
             )
-        fitted = self.tokenizer.fit_frames(_apart(frames), height_px // 2, width_px)
-        return _together(fitted)
+        return _together(self.tokenizer.fit_frames(_apart(frames), height_px // 2, width_px))
 
     def encode(self, frames: Tensor) -> Tensor:
         return _together(self.tokenizer.encode(_apart(frames)))
 
     def decode(self, tokens: Tensor) -> Tensor:
         return _together(self.tokenizer.decode(_apart(tokens)))
-
-    def to(self, device: torch.device | str) -> Self:
-        self.tokenizer.to(device)
-        return self
 
 
 def _apart(rows: Tensor) -> Tensor:
@@ -197,14 +188,8 @@ class VQTokenizer(FrameTokenizer):
             known = " or ".join(get_args(PixelRounding))
             raise ValueError(f"pixel_rounding must be {known}, got {pixel_rounding!r}")
         self.pixel_rounding: PixelRounding = pixel_rounding
-
-    @property
-    def codebook_size(self) -> int:
-        return self.codebook.shape[0]
-
-    @property
-    def compression(self) -> int:
-        return self.patch_size * 2 ** (len(self.model.config.block_out_channels) - 1)
+        self.codebook_size = len(self.codebook)
+        self.compression = self.patch_size * 2 ** (len(model.config["block_out_channels"]) - 1)
 
     @property
     def codebook(self) -> Tensor:

@@ -143,8 +143,7 @@ class TrainingRun:
             state = json.loads(state_file.read_text(encoding="utf-8"))
             step, seconds = state.pop("step"), state.pop("seconds")
             held = f"{self.options.out} holds a run of"
-            before = {name: state.pop(name) for name in self.settings}
-            refuse_other_run(held, before, self.settings)
+            refuse_other_run(held, {name: state.pop(name) for name in self.settings}, self.settings)
             if state != self.identity:
                 raise ValueError(
                     f"{held} another model, tokenizer or schedule; choose another --out"
@@ -270,11 +269,10 @@ class TrainingRun:
         its own loss could not show yet.
         """
         self._finite_mean([self._backward(loss)])
-        is_main = self.accelerator.is_main_process
         if self.step != self.saved:
             self._save_state()
         weights: Any = self.accelerator.get_state_dict(self.model)  # gathered where it is sharded
-        if is_main:
+        if self.accelerator.is_main_process:
             save_model(self.accelerator.unwrap_model(self.model), self.options.out, weights)
             ActionVocabulary(self.clips.action_names).save(self.options.out / "actions.json")
             plot_loss(self.options.out)
@@ -304,8 +302,7 @@ def plot_loss(folder: Path) -> None:
     lines = read_json_lines(folder / "log.jsonl")
     with chart(folder / "loss.png", xlabel="step", ylabel="loss, nats a token") as axis:
         for key, style, label in (("loss", "-", "training"), ("validation_loss", "o-", "held out")):
-            shown = [(line["step"], line[key]) for line in lines if key in line]
-            if shown:
+            if shown := [(line["step"], line[key]) for line in lines if key in line]:
                 axis.plot(*zip(*shown, strict=True), style, linewidth=1, markersize=4, label=label)
 
 

@@ -9,13 +9,7 @@ import torch
 
 from diagd.backends.devices import multiplies_bfloat16
 from diagd.data.actions import ActionVocabulary
-from diagd.families.checkpoints import (
-    ACTIONS_FILE,
-    TOKENIZER_FOLDER,
-    load_model,
-    load_tokenizer,
-    model_path,
-)
+from diagd.families import checkpoints
 from diagd.families.presets import PRESETS
 from diagd.models.config import ModelConfig
 from diagd.models.rotary import rotary_frequencies_3d
@@ -29,7 +23,8 @@ def check_fit(model: str, config: ModelConfig, clips: TokenClips) -> None:
     """Raise ValueError unless a model, of that name or folder, was made for the clips' tokens."""
     names = ()
     if config.num_action_tokens:
-        names = ActionVocabulary.load(model_path(model) / ACTIONS_FILE).names
+        folder = checkpoints.model_path(model)
+        names = ActionVocabulary.load(folder / checkpoints.ACTIONS_FILE).names
     for what, of_model, of_clips in (
         ("grid", (config.grid_height, config.grid_width), tuple(clips.tokens.shape[2:])),
         ("number of visual ids", config.image_vocab_size, clips.codebook_size),
@@ -45,8 +40,8 @@ def check_fit(model: str, config: ModelConfig, clips: TokenClips) -> None:
 
 def check_tokenizer(model: str, clips: TokenClips) -> None:
     """Raise ValueError if a model brings a tokenizer, and the clips are tokens of another one."""
-    folder = model_path(model) / TOKENIZER_FOLDER
-    tokenizer = load_tokenizer(folder) if folder.is_dir() and clips.codebook else None
+    folder = checkpoints.model_path(model) / checkpoints.TOKENIZER_FOLDER
+    tokenizer = checkpoints.load_tokenizer(folder) if folder.is_dir() and clips.codebook else None
     if isinstance(tokenizer, VQTokenizer) and codebook_fingerprint(tokenizer) != clips.codebook:
         raise ValueError(
             f"the clips do not fit {model}: they are tokens of another tokenizer than its own"
@@ -75,7 +70,7 @@ def start_model(config: ModelConfig, seed: int, init: str | None = None) -> Tran
     model = Transformer.random(config, seed=seed)
     if init is None:
         return aim_heads(model) if config.bias and config.position == "rope3d" else model
-    source = load_model(init)
+    source = checkpoints.load_model(init)
     if dataclasses.replace(source.config, max_positions=config.max_positions) != config:
         raise ValueError(f"init: {init} is a model of another shape or vocabulary")
     model.load_state_dict(source.state_dict())

@@ -191,8 +191,7 @@ class TokenizerTrainer:
             self.discriminator.eval()
         shares = pool.map(self._gradients, batch.chunk(options.threads))
         gradients, losses, errors, latents, ids = zip(*shares, strict=True)
-        weights = chain.from_iterable(self.weights)
-        for weight, *parts in zip(weights, *gradients, strict=True):
+        for weight, *parts in zip(chain(*self.weights), *gradients, strict=True):
             # in the memory layout of the weight: the fused AdamW on CPUs does not look at strides
             weight.grad = torch.empty_like(weight).copy_(torch.stack(parts).mean(dim=0))
         for each in self.weights:

@@ -47,18 +47,11 @@ from diagd.models.transformer import Transformer, num_parameters
 from diagd.pipeline.prompts import prompt_tokens
 from diagd.tokenizers.shards import TokenClips
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
+from diagd.training import setup
 from diagd.training.corpus import copy_parts
 from diagd.training.loop import Look, TrainingRun, draw_batch, read_clips, windows
 from diagd.training.mixture import MixtureLoss
 from diagd.training.options import FinetuneOptions, RunOptions, TrainOptions
-from diagd.training.setup import (
-    check_fit,
-    check_tokenizer,
-    choose_precision,
-    fit_config,
-    make_optimizers,
-    start_model,
-)
 
 DEFAULT_MODEL = "mc-ar-doom"  # where steps are given, and no time to size a model to
 TOKENS_A_WEIGHT = 3.0
@@ -83,10 +76,10 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
         steps = min(options.steps or plan.steps, plan.steps)
         minutes = max(options.seconds - (monotonic() - started), 1.0) / 60
         options = replace(options, model=plan.model, minutes=minutes, hours=None, steps=steps)
-    config = fit_config(options.model or DEFAULT_MODEL, clips, options.frames_held)
-    model = start_model(config, options.seed, options.init)
+    config = setup.fit_config(options.model or DEFAULT_MODEL, clips, options.frames_held)
+    model = setup.start_model(config, options.seed, options.init)
     if options.init is not None:
-        check_tokenizer(options.init, clips)
+        setup.check_tokenizer(options.init, clips)
     told = plan.describe(60 * options.minutes) if plan and options.minutes else ""
     return _train("train", options, clips, held_out, model, options.tokens, told, looks=True)
 
@@ -95,7 +88,7 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
     """Finetune to the last step, from the newest checkpoint if there is one; report the losses."""
     clips, held_out = read_clips(options)
     model = load_model(options.init)
-    check_fit(options.init, model.config, clips)
+    setup.check_fit(options.init, model.config, clips)
     held, max_frames = options.frames_held, model.config.frames_held
     if options.window is not None and not model.relative_positions:
         raise ValueError(
@@ -234,7 +227,6 @@ def plan_run(options: TrainOptions, clips: TokenClips) -> RunPlan:
     if model is None and processes > 1:
         raise ValueError("a model is sized on one process: with several, name it by --model")
     assert options.seconds is not None
-    names = WORLD_SIZES if model is None else [model]
     started, costs = time.monotonic(), list[tuple[int, float]]()
     with waiting("measuring how fast this machine trains"):
         for name in PROBED if model is None else [model]:
@@ -249,8 +241,8 @@ def plan_run(options: TrainOptions, clips: TokenClips) -> RunPlan:
     steps = math.ceil(MAX_PASSES * data_tokens / tokens_per_step)
     max_tokens = min(options.steps or steps, steps) * tokens_per_step
     plans: list[RunPlan] = []
-    for name in names:
-        weights = num_parameters(fit_config(name, clips, options.frames_held))
+    for name in WORLD_SIZES if model is None else [model]:
+        weights = num_parameters(setup.fit_config(name, clips, options.frames_held))
         tokens = min(seconds_left * processes / _seconds_per_token(costs, weights), max_tokens)
         plans.append(RunPlan(name, weights, model is None, steps, tokens, data_tokens))
     affordable = [plan for plan in plans if plan.worth >= TOKENS_A_WEIGHT * plan.weights]
@@ -263,11 +255,11 @@ def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> 
     """Train for some steps, beginning none after `limit` seconds; return weights, and s a token."""
     began = time.monotonic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    config = fit_config(model, clips, options.frames_held)
+    config = setup.fit_config(model, clips, options.frames_held)
     probe = Transformer.random(config, 0, device)
     loss_of = MixtureLoss(replace(options, compile=False), config, device)
-    optimizers = make_optimizers(probe, options)
-    rounds = choose_precision(options.precision) == "bf16"
+    optimizers = setup.make_optimizers(probe, options)
+    rounds = setup.choose_precision(options.precision) == "bf16"
     times: list[float] = []
     for step in range(1 + PROBE_STEPS):  # the first one prepares
         started = time.monotonic()
@@ -344,8 +336,7 @@ def plot_dreams(path: Path, rows: Mapping[str, Path], num_given: int) -> None:
     """Draw strips of frames, picture files under their labels, below each other."""
     pictures = {label: imread(picture) for label, picture in rows.items()}
     height, width = next(iter(pictures.values())).shape[:2]
-    size = 9, 0.4 + len(rows) * 8 * height / width
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(9, 0.4 + len(rows) * 8 * height / width), layout="constrained")
     axes = figure.subplots(len(rows), squeeze=False)
     for axis, (label, picture) in zip(axes[:, 0], pictures.items(), strict=True):
         axis.imshow(picture, interpolation="nearest")

@@ -139,10 +139,9 @@ def _measure(
     model: Transformer, candidates: list[Strategy], clips: list[Clip], context_frames: int
 ) -> Tensor:
     """Return (candidates, clips, T, height, width) float64 nats; clips one by one."""
-    pairs = list(product(candidates, clips))
     costs = [
         strategy_nll(model, *clip, strategy, context_frames)
-        for strategy, clip in track(pairs, "judging")
+        for strategy, clip in track(list(product(candidates, clips)), "judging")
     ]
     return torch.cat(costs).unflatten(0, (len(candidates), len(clips))).double().cpu()
 

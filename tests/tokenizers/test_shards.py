@@ -7,6 +7,7 @@ from safetensors.torch import save_file
 from diagd.data.actions import ActionVocabulary, write_actions
 from diagd.data.video import read_video, write_video
 from diagd.tokenizers.shards import STILL, actions_of, read_shards, write_shards
+from diagd.tokenizers.vq import VQTokenizer
 from tests.tokenizers.rectangles import rectangles, small_tokenizer, write_clips
 
 WALK = ActionVocabulary(("none", "forward", "left"))
@@ -36,9 +37,9 @@ def test_shards_hold_the_tokens_and_actions_of_the_clips(tmp_path):
 
 def test_large_codebooks_take_32_bits(tmp_path):
     paths = write_clips(tmp_path / "clips", num_clips=1)
-    tokenizer = small_tokenizer()
-    tokenizer.model.quantize.embedding = torch.nn.Embedding(2**15 + 1, 6)
-    write_shards(tokenizer, paths, tmp_path / "shards", WALK)
+    model = small_tokenizer().model
+    model.quantize.embedding = torch.nn.Embedding(2**15 + 1, 6)
+    write_shards(VQTokenizer(model), paths, tmp_path / "shards", WALK)
     assert read_shards(tmp_path / "shards").tokens.dtype == torch.int32
 
 

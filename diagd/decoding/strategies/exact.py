@@ -87,10 +87,6 @@ class Drafts:
         # chances that a draw will change its draft
         self.doubts = [0.0 if is_action else FRESH for is_action in self.is_action]
 
-    @property
-    def is_done(self) -> bool:
-        return self.num_verified >= self.size
-
     def unfed(self, frame: int) -> list[int]:
         """Return the lanes of a frame's tokens that were not fed; none behind the last frame."""
         rows = islice(enumerate(self.fed_columns), frame * self.height, (frame + 1) * self.height)
@@ -187,8 +183,7 @@ class VerifiedStep(NamedTuple):
 
 def exact(strategy: Exact, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
     num_lanes = strategy.num_lanes or best_num_lanes(step_costs(stream))
-    lag, width = strategy.draft_lag, strategy.draft_width
-    drafts = Drafts(layout, stream.batch_size, num_lanes, lag, width)
+    drafts = Drafts(layout, stream.batch_size, num_lanes, strategy.draft_lag, strategy.draft_width)
     return verify_frames(stream, layout, drafts)
 
 
@@ -218,7 +213,7 @@ def verify_frames(
     """
     _draft_first(stream, layout)
     table, first_frame, frame = _table(stream, drafts), stream.num_generated, 0
-    while not drafts.is_done:
+    while drafts.num_verified < drafts.size:
         first = drafts.num_verified
         lanes = drafts.choose()
         changed = _feed(stream, table, lanes, drafts.verified, rule)
@@ -244,8 +239,7 @@ def _draft_first(stream: Stream, layout: SequenceLayout) -> None:
 
 @torch.inference_mode()
 def _draft_next(stream: Stream, layout: SequenceLayout, drafts: Drafts, frame: int) -> None:
-    fresh = drafts.unfed(frame)
-    if fresh:
+    if fresh := drafts.unfed(frame):
         base = stream.num_used - (frame - 1) * layout.slots_per_frame
         positions = torch.tensor(fresh, device=stream.tokens.device) + base
         newest = stream.tokens[:, stream.slots_at(positions - layout.slots_per_frame)]

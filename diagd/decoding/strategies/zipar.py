@@ -75,8 +75,7 @@ class AdaptiveFrame:
             newest = start + count - 1
             fed_at = stream.fed_at[stream.slots_between(newest, newest + 1)]
             if count and (count < width or fed_at == NEVER or below):
-                ends = count == width
-                output = newest + 1 if not ends or below else SCRATCH
+                output = newest + 1 if count < width or below else SCRATCH
                 lanes.append(_Lane(newest, newest, output))
             if below and self.window <= count < width:
                 lanes.append(_Lane(start + width - 1, newest, start + width))

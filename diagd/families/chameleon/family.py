@@ -75,7 +75,7 @@ def build(
     table, predicted = weights[_EMBEDDING], torch.tensor([*visual, *actions])
     weights[_HEAD] = weights.get(_HEAD, table)[predicted]  # tied, it is the table
     weights[_EMBEDDING] = torch.cat([table[predicted], table[torch.tensor(fed)]])
-    config = ModelConfig(
+    return ModelConfig(
         **llama_fields(weights, side),
         **fields,
         vocab_size=len(predicted),
@@ -84,8 +84,7 @@ def build(
         max_positions=int(side.get("max_position_embeddings", _7B.max_positions)),
         qk_norm=True,
         head_norm=True,
-    )
-    return config, weights
+    ), weights
 
 
 def grid_of(side: Mapping[str, Any], default: int) -> tuple[int, int]:
@@ -146,6 +145,7 @@ class ChameleonPrompts(TextPrompts):
             self.sentence = f"Generate an image of {size} according to the following prompt:\n{{}}"
             self.before = []
         self.turn_end, self.start = ids_of(self.words, turn_end), ids_of(self.words, names)
+        self.takes_pictures = not turn_end  # Lumina-mGPT's stand elsewhere
 
     def __call__(self, text: str) -> TextIds:
         said = self.words(self.sentence.format(text), add_special_tokens=False).input_ids
@@ -153,10 +153,6 @@ class ChameleonPrompts(TextPrompts):
         check_known(self.words, prompt, self.known)
         rows = torch.tensor([prompt]), torch.tensor([[*self.before, *self.start]])
         return TextIds(self.first + rows[0], self.first + rows[1])
-
-    @property
-    def takes_pictures(self) -> bool:
-        return not self.turn_end  # Lumina-mGPT's stand elsewhere
 
     def with_pictures(self, pictures: Tensor, text: str) -> TextIds:
         said, count = self(text), len(pictures)

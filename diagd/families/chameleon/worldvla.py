@@ -31,15 +31,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from diagd.families.chameleon.family import (
-    SIGNATURE,
-    TURN_END,
-    build,
-    grid_of,
-    size_names,
-    tokenizer_of,
-    visual_ids,
-)
+from diagd.families.chameleon import family as chameleon
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Family, Source
 from diagd.files import require_file
@@ -53,7 +45,8 @@ SENTENCE_OF_TWO = (
 )
 _CLASS = "ChameleonXLLMXForConditionalGeneration_ck"
 _ACTIONS_OF_TWO = "action_head.output_projection.model.fc2.bias"  # as many as an action has
-_BETWEEN = ("<eoss>", "<reserved10000>", "<reserved15000>", TURN_END)  # ends of image, action, turn
+# ends of image, action, turn
+_BETWEEN = ("<eoss>", "<reserved10000>", "<reserved15000>", chameleon.TURN_END)
 _NUM_BINS, _FIRST_BIN = 256, 10002
 _SIDE = 32  # codes of an image of 512 px
 # of LIBERO's actions: shifts and turns along three axes, and the gripper
@@ -127,18 +120,18 @@ def _convert(
     if length != len(_STILL):
         raise ValueError(f"actions must be LIBERO's {len(_STILL)} numbers, got {length}")
     vocabulary, folder = source.side["vocabulary_map"], source.path.parent
-    height, width = grid_of(source.side, _SIDE)
+    height, width = chameleon.grid_of(source.side, _SIDE)
     require_file(folder / "tokenizer.json", "text tokenizer")
     words = read_words(folder)
     sentence = source.side.get("sentence", sentence)
     said = words(sentence, add_special_tokens=False).input_ids
     check_known(words, [words.bos_token_id, *said], vocabulary)
-    size = [vocabulary[name] for name in size_names(height, width)]
+    size = [vocabulary[name] for name in chameleon.size_names(height, width)]
     bins = [vocabulary[f"<reserved{_FIRST_BIN + number}>"] for number in range(_NUM_BINS)]
     prefix = [words.bos_token_id, *said, *size]
-    config, weights = build(
+    config, weights = chameleon.build(
         source,
-        visual_ids(vocabulary, has_row_ends=True),
+        chameleon.visual_ids(vocabulary, has_row_ends=True),
         [*(vocabulary[name] for name in _BETWEEN), *size, *bins],
         prefix,
         grid_height=codec.num_cameras * height,
@@ -159,10 +152,10 @@ def _is_one(source: Source) -> bool:
 WORLDVLA = Family(
     name="WorldVLA",
     licence="code: Apache-2.0; weights: Chameleon Research License: research only",
-    signature=SIGNATURE,
+    signature=chameleon.SIGNATURE,
     convert=partial(_convert, codec=RobotActions(), sentence=SENTENCE),
     fits=_is_one,
-    tokenizer=tokenizer_of,
+    tokenizer=chameleon.tokenizer_of,
     actions=RobotActions(),
     defaults=lambda found: GenerationDefaults(
         fps=20,

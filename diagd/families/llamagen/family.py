@@ -21,13 +21,7 @@ from torch.nn import functional
 from diagd.families.defaults import image_defaults
 from diagd.families.family import Checkpoint, Family, Source, TextFolder, count_layers, rename
 from diagd.families.llama import META_NAMES
-from diagd.families.llamagen.presets import (
-    HEAD_DIM,
-    PATCH_PX,
-    PRESETS,
-    ImageNetClasses,
-    llamagen,
-)
+from diagd.families.llamagen.presets import HEAD_DIM, PATCH_PX, PRESETS, ImageNetClasses, llamagen
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import TextIds, TextPrompts, text_states
@@ -71,13 +65,12 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
             if name != "v":
                 part = part.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
             tensors[f"layers.{i}.attention.{name}.weight"] = part
-    config = replace(
+    return replace(
         llamagen(hidden_size, num_layers, num_heads, image_px // PATCH_PX, places),
         intermediate_size=len(tensors["layers.0.feed_forward.w1.weight"]),
         vocab_size=len(tensors[_HEAD]),
         image_vocab_size=num_codes,
-    )
-    return config, rename(tensors, _MODULES, num_layers)
+    ), rename(tensors, _MODULES, num_layers)
 
 
 def _project(tensors: Mapping[str, Tensor], states: Tensor) -> Tensor:

@@ -167,8 +167,7 @@ def _vpt_action(keyboard: Any, mouse: Any) -> str:
 
 
 def _environment_action(record: Mapping[str, Any]) -> str:
-    unknown = [name for name in record if name not in (*BUTTONS, "camera")]
-    if unknown:
+    if unknown := [name for name in record if name not in (*BUTTONS, "camera")]:
         raise ValueError(
             f"unknown button {unknown[0]!r}, expected camera or one of: {', '.join(BUTTONS)}"
         )

@@ -35,14 +35,8 @@ from diagd.families.family import (
     count_layers,
     rename,
 )
+from diagd.families.wham import tokenizer
 from diagd.families.wham.presets import PRESETS, SIZE_PX, WHAMActions, actions_of_rows
-from diagd.families.wham.tokenizer import (
-    HEAD_SIZE,
-    TOKENIZER_PREFIX,
-    WHAM_KIND,
-    WHAMTokenizer,
-    wham_tokenizer_from_weights,
-)
 from diagd.files import require_file
 from diagd.models.config import ModelConfig
 from diagd.weight_files import Record, tensors_under
@@ -81,10 +75,10 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     weights = rename(gpt, {**_MODULES, **(_BLOCK_NORMS if has_norms else {})}, num_layers)
     vocab_size, hidden_size = gpt["lm_head.weight"].shape
     num_heads = _num_heads(source, num_layers, hidden_size)
-    patches = source.tensors[f"{TOKENIZER_PREFIX}encoder.proj1.weight"].shape[1]
+    patches = source.tensors[f"{tokenizer.TOKENIZER_PREFIX}encoder.proj1.weight"].shape[1]
     patch_px = round((patches / 3) ** 0.5)
     height_px, width_px = _frame_size_px(source)
-    config = replace(
+    return replace(
         PRESETS["wham-1.6b"],  # for what they have in common
         hidden_size=hidden_size,
         intermediate_size=len(gpt["transformer.h.0.mlp.c_fc.weight"]),
@@ -99,8 +93,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         grid_width=-(-width_px // patch_px),
         norm_affine=has_norms,
         bias="transformer.h.0.attn.c_attn.bias" in gpt,
-    )
-    return config, weights
+    ), weights
 
 
 def _num_heads(source: Source, num_layers: int, hidden_size: int) -> int:
@@ -137,11 +130,11 @@ def _frame_size_px(source: Source) -> tuple[int, int]:
     return (int(height), int(width)) if height and width else SIZE_PX
 
 
-def _tokenizer(found: Checkpoint) -> WHAMTokenizer:
+def _tokenizer(found: Checkpoint) -> tokenizer.WHAMTokenizer:
     source = found.source
     head_size = source.side.get("vq_head_size") or _tokenizer_spec(source).get("head_size")
-    return wham_tokenizer_from_weights(
-        source.tensors, *_frame_size_px(source), int(head_size or HEAD_SIZE)
+    return tokenizer.wham_tokenizer_from_weights(
+        source.tensors, *_frame_size_px(source), int(head_size or tokenizer.HEAD_SIZE)
     )
 
 
@@ -251,7 +244,9 @@ WHAM = Family(
     signature=(f"{_GPT}transformer.wpe.weight",),
     convert=_convert,
     tokenizer=_tokenizer,
-    tokenizer_folder=TokenizerFolder(WHAMTokenizer.from_pretrained, kind=WHAM_KIND),
+    tokenizer_folder=TokenizerFolder(
+        tokenizer.WHAMTokenizer.from_pretrained, kind=tokenizer.WHAM_KIND
+    ),
     actions=WHAMActions(),
     recordings=RecordingFormat(
         suffix=".npz",

@@ -151,13 +151,9 @@ class Block(nn.Module):
 class WHAMTokenizer(vq.FrameTokenizer):
     """A frame-by-frame `VideoTokenizer` for frames of one size."""
 
-    @property
-    def codebook_size(self) -> int:
-        return self.model.config.codebook_size
-
-    @property
-    def compression(self) -> int:
-        return self.model.config.patch_size
+    def __init__(self, model: ViTVQGAN) -> None:
+        super().__init__(model)
+        self.codebook_size, self.compression = model.config.codebook_size, model.config.patch_size
 
     def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
         """Return the pixels of a frame, or raise ValueError for another grid than the model's."""

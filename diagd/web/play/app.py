@@ -119,8 +119,7 @@ def create_app(
     @app.websocket("/play")
     async def play(socket: WebSocket) -> None:
         await socket.accept()
-        player = scheduler.join()
-        if player is None:
+        if (player := scheduler.join()) is None:
             message = "Even the line is full. This page tries again by itself."
             await socket.send_json({"type": "refused", "message": message})
             await socket.close(TRY_LATER)

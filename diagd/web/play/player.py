@@ -144,8 +144,7 @@ class Player:
         except ValueError as error:
             if self.outbox.qsize() <= WINDOW:  # to who never listens, no more is said
                 kept, message = self.controls.settings(self.paced), f"That does not fit: {error}."
-                note = {"type": "kept", "message": message, "controls": kept}
-                self.outbox.put_nowait(Note(note))
+                self.outbox.put_nowait(Note({"type": "kept", "message": message, "controls": kept}))
         else:
             self.controls, self.paced = controls, paced
 

@@ -128,20 +128,18 @@ class Scheduler:
 
     async def run(self) -> None:
         """Serve turns until cancelled."""
-        loop = asyncio.get_running_loop()
         watch = asyncio.create_task(self._watch_idle())
         try:
             while True:
                 now = monotonic()
-                player = self.next_player(now)
-                if player is None:
+                if (player := self.next_player(now)) is None:
                     self.wake.clear()
                     due = [one.due - now for one in self.players.values() if one.due > now]
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self.wake.wait(), min(due, default=None))
                     continue
                 self.served = player
-                turn = loop.run_in_executor(self.thread, _timed, player)
+                turn = asyncio.get_running_loop().run_in_executor(self.thread, _timed, player)
                 await asyncio.wait([turn])
                 self.served = None
                 self.charge(player, player.turn_seconds)

@@ -41,11 +41,10 @@ logger = logging.getLogger("diagd.play")
 def play(options: PlayOptions) -> dict[str, Any]:
     """Serve until Ctrl-C; returns how many sessions and frames there were."""
     with listen(options.host, options.port) as listening:
-        console = make_console()
         with waiting("waking the model"):
             scheduler, server = load(options)
         url = url_of(*listening.getsockname()[:2])
-        console.print(f"dreaming at {url} in {scheduler.world.dtype} (Ctrl-C ends it)")
+        make_console().print(f"dreaming at {url} in {scheduler.world.dtype} (Ctrl-C ends it)")
         if options.open:  # the socket listens already: a page waits until the server runs
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         with suppress(KeyboardInterrupt), short_collections():

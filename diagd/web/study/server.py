@@ -26,15 +26,8 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from diagd.console import make_console
-from diagd.web.guard import (
-    SECONDS_TO_ASK,
-    STRICT,
-    listen,
-    read_body,
-    read_json,
-    server_config,
-    url_of,
-)
+from diagd.web import guard
+from diagd.web.guard import SECONDS_TO_ASK, STRICT
 from diagd.web.study.options import StudyOptions
 from diagd.web.study.pairs import QUESTIONS, StudyPairs, find_pairs, make_pairs, playable
 from diagd.web.study.results import print_results, results_page, write_chart
@@ -64,9 +57,9 @@ def _body(kind: type[Any]) -> Any:
     """Read and validate a request's body: FastAPI by itself reads one of any size, for ever."""
 
     async def read(request: Request) -> Any:
-        data = await read_body(request, MAX_BODY_BYTES, SECONDS_TO_ASK)
+        data = await guard.read_body(request, MAX_BODY_BYTES, SECONDS_TO_ASK)
         try:
-            return read_json(TypeAdapter(kind), data, "message")
+            return guard.read_json(TypeAdapter(kind), data, "message")
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
 
@@ -105,8 +98,7 @@ def study_server(
 
     @app.get("/api/study")
     def study(secret: Annotated[str, secret_cookie] = "") -> dict[str, Any] | None:
-        known = store.rater(secret)
-        if known is None:
+        if (known := store.rater(secret)) is None:
             return None
         rater, name = known
         return {
@@ -127,8 +119,7 @@ def study_server(
     def answer(
         given: Annotated[Answer, _body(Answer)], secret: Annotated[str, secret_cookie] = ""
     ) -> dict[str, bool]:
-        known = store.rater(secret)
-        if known is None:
+        if (known := store.rater(secret)) is None:
             raise HTTPException(401, "this study does not know you: enter your name again")
         try:
             store.answer(known[0], given.trial, given.question, given.choice)
@@ -138,8 +129,7 @@ def study_server(
 
     @app.get("/media/{media_id}")
     def media(media_id: str) -> Response:
-        found = store.video(media_id)
-        if found is None:
+        if (found := store.video(media_id)) is None:
             raise HTTPException(404, "there is no such video")
         try:
             return Response(playable(pairs.path(*found)), media_type="video/mp4")
@@ -156,7 +146,9 @@ def study_server(
     def unsaved(request: Request, error: sqlite3.Error) -> JSONResponse:
         return JSONResponse({"detail": f"the answer could not be saved ({error})"}, 503)
 
-    config = server_config(app, names, ws="none", h11_max_incomplete_event_size=MAX_HEADER_BYTES)
+    config = guard.server_config(
+        app, names, ws="none", h11_max_incomplete_event_size=MAX_HEADER_BYTES
+    )
     return uvicorn.Server(config)
 
 
@@ -179,11 +171,11 @@ def main(options: StudyOptions) -> dict[str, Any]:
 
 def _ask(path: Path, options: StudyOptions) -> dict[str, Any]:
     with ExitStack() as opened:
-        listening = opened.enter_context(listen(options.host, options.port))
+        listening = opened.enter_context(guard.listen(options.host, options.port))
         pairs = find_pairs(options.pairs, options.compare, options.questions)
         store = opened.enter_context(closing(StudyStore(path, pairs)))
         host = (*options.names, options.host)[0]
-        address = url_of(host, listening.getsockname()[1]) + "/"
+        address = guard.url_of(host, listening.getsockname()[1]) + "/"
         lines = [f"{first} against {second}" for first, second in pairs.comparisons]
         lines += [f"{len(pairs.clips)} pairs each; answers go to {path}"]
         lines += [f"study    {address}", f"results  {address}results?key={store.results_key}"]

@@ -109,7 +109,7 @@ def test_without_a_prompt_the_first_action_is_no_target():
 def test_it_ends_and_never_feeds_more_than_it_may(num_lanes, lag):
     generator = np.random.default_rng(0)
     made, steps = drafts(num_lanes, lag, num_action_tokens=2), 0
-    while not made.is_done:
+    while made.num_verified < made.size:
         lanes = made.choose()
         assert 1 <= len(lanes) <= num_lanes
         assert lanes[0] == made.num_verified
