@@ -354,6 +354,8 @@ def a_stream_goes_on_after_a_full_context(backend: UnderTest) -> None:
     """Nothing is read again, or the prefix and the newest frame are, as at a start."""
     prompts = {"llama": PROMPT, "sliding": PROMPT[:, 1:]}  # 3-D positions begin with a frame
     for kind, prompt in prompts.items():
+        if kind == "sliding" and kind not in backend.kinds:
+            continue
         model = backend.model(kind)
         (whole,) = decode(model, ["k=1"], ACTIONS, prompt)
         if not model.relative_positions:
