@@ -113,7 +113,8 @@ class TrainingRun:
     ) -> None:
         keep_freed_memory()
         self.options, self.clips = options, clips
-        self.identity = {"config": asdict(model.config), "codebook": clips.codebook, **purpose}
+        config = json.loads(json.dumps(asdict(model.config)))  # as it is read again
+        self.identity = {"config": config, "codebook": clips.codebook, **purpose}
         self.batch_size = options.batch_of(clips)
         self.settings = {name: getattr(options, name) for name in ("seed", "hold", "optimizer")}
         self.settings["batch_size"] = self.batch_size
