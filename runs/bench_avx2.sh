@@ -12,7 +12,7 @@ mkdir -p "$out"
 results=$out/bench_avx2.jsonl
 : > "$results.partial"
 run() { diagd bench "$@" --json >> "$results.partial"; }
-run --model doom -k 1 2 --backend native eager
+run --model doom -k 1 2 --backend native eager --baseline none
 run --model doom -k 1 2 --dtype bfloat16 int8 --baseline none
 run --model mc-ar-42m -k 1 2 --backend native eager --context-frames 1
 run --model mc-ar-42m -k 1 2 --dtype bfloat16 int8 --baseline none --context-frames 1

@@ -10,7 +10,7 @@ results=$out/bench_cpu.jsonl
 run() { diagd bench "$@" --json >> "$results.partial"; }
 run --model mc-ar-42m -k 1 2 4 --dtype float32 bfloat16 --backend native eager --context-frames 1
 run --model mc-ar-42m -k 1 2 4 --dtype int8 --baseline none --context-frames 1
-run --model doom -k 1 2 4 --dtype float32 bfloat16
+run --model doom -k 1 2 4 --dtype float32 bfloat16 --baseline none
 run --model mc-ar-300m --grid 1x14x24 -k 1 2 --dtype float32 bfloat16 --repeats 1 \
   --context-frames 1
 mv "$results.partial" "$results"
