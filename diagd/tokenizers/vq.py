@@ -29,9 +29,14 @@ STRETCH_KEY = "stretch_frames"  # ours, too: true where frames are scaled whole,
 class VideoTokenizer(Protocol):
     """A tokenizer of the pipeline: T frames <-> 1 + (T - 1) / temporal_compression grids of ids."""
 
-    codebook_size: int  # ids lie in [0, codebook_size)
-    compression: int  # pixels per token, along height and along width
-    temporal_compression: int  # frames per grid after the first
+    @property
+    def codebook_size(self) -> int: ...  # ids lie in [0, codebook_size)
+
+    @property
+    def compression(self) -> int: ...  # pixels per token, along height and along width
+
+    @property
+    def temporal_compression(self) -> int: ...  # frames per grid after the first
 
     def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
         """Return the pixels of a frame of height x width tokens: (H_px, W_px)."""
