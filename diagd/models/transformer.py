@@ -194,8 +194,8 @@ class Transformer(
             positions = torch.arange(tokens.shape[1], device=tokens.device)
         # one by one: torch.compile keeps what stands in a record that is made while it traces
         text = text if cache is None else cache.text
-        both = self._masks(visible, positions, slots, cache)
-        hidden = self.model(tokens, positions, slots, *both, cache, text)
+        visible, near = self._masks(visible, positions, slots, cache)
+        hidden = self.model(tokens, positions, slots, visible, near, cache, text)
         if isinstance(logits_to_keep, Tensor):
             hidden = hidden[:, logits_to_keep]
         elif logits_to_keep:

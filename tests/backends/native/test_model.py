@@ -270,7 +270,7 @@ def test_a_top_k_beyond_32_bits_keeps_all():
 
 def test_records_of_another_size_are_refused(monkeypatch):
     monkeypatch.setattr(boundary, "StepRecord", type("StepRecord", (boundary.LayerRecord,), {}))
-    with pytest.raises(OSError, match="record step has 112 bytes, expected 160"):
+    with pytest.raises(OSError, match="record step has 120 bytes, expected 168"):
         NativeModel(tiny_model())
 
 
