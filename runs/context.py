@@ -9,12 +9,13 @@ they see, so what sees two has one to look back on: the smallest context that th
 
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import tyro
+from torch import Tensor
 
 from diagd.backends.names import DTypeName
 from diagd.console import make_console, print_records, track
@@ -37,7 +38,9 @@ class Options:
     strategy: str = "k=1"
 
 
-def frames_of(world: VideoGenerator, folder: str, remember: int, options: Options) -> Any:
+def frames_of(
+    world: VideoGenerator, folder: str, remember: int, options: Options
+) -> Iterator[Tensor]:
     """Return an iterator of frames' tokens, which are written as they are asked for."""
     world.remembers, count = remember, remember + options.rounds
     engine = world.start(read_video(model_path(folder) / "prompt.mp4").frames[-1:])

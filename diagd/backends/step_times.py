@@ -53,9 +53,14 @@ def shape_to_time(config: ModelConfig) -> ModelConfig:
     if config.hidden_size * (config.intermediate_size + config.vocab_size) > MAX_SIZE:
         return REFERENCE
     layers = min(2, config.num_layers)
-    left_out = {"context_size": 0, "position_table": False}
-    left_out |= {"sliding_window": 0, "sliding_layers": ()}
-    return dataclasses.replace(config, num_layers=layers, **left_out)
+    return dataclasses.replace(
+        config,
+        num_layers=layers,
+        context_size=0,
+        position_table=False,
+        sliding_window=0,
+        sliding_layers=(),
+    )
 
 
 def time_steps(config: ModelConfig, models: Mapping[Name, CausalModel]) -> dict[Name, StepTimes]:

@@ -63,7 +63,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     frames, height, width = side.get("video_latent_shape") or released_shape
     has_yarn = side.get("apply_yarn", released.yarn_factor != 1)
     yarn_shape = side.get("original_latent_shape") or (released.yarn_frames, released.yarn_height)
-    return replace(
+    config = replace(
         released,
         hidden_size=hidden_size,
         intermediate_size=len(tensors["layers.0.feed_forward.w1.weight"]),
@@ -85,7 +85,8 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         yarn_height=yarn_shape[1],
         context_size=tensors["layers.0.cross_attention.wk.weight"].shape[1] if has_text else 0,
         position_table=bool(side.get("apply_abs_pos_emb", has_text)),
-    ), weights
+    )
+    return config, weights
 
 
 def _defaults(found: Checkpoint) -> GenerationDefaults:

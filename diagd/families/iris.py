@@ -78,7 +78,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     weights = rename(tensors, _MODULES, num_layers)
     num_codes, hidden_size = codes.shape
     num_heads = int(source.side.get("num_heads", PRESETS["iris"].num_heads))  # nothing tells
-    return replace(
+    config = replace(
         PRESETS["iris"],
         hidden_size=hidden_size,
         intermediate_size=len(weights["model.layers.0.mlp.up_proj.weight"]),
@@ -92,7 +92,8 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         grid_height=side,
         grid_width=side,
         head_size=len(weights["head_proj.weight"]),
-    ), weights
+    )
+    return config, weights
 
 
 def _tokenizer(found: Checkpoint) -> VQTokenizer:

@@ -66,7 +66,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         weights[f"{_HEAD.get(module, module)}.{kind}"] = tensor
     vision = side.get("vision_config") or {}
     num_rows = int(vision.get("image_size", 384)) // int(vision.get("patch_size", 16))
-    return ModelConfig(
+    config = ModelConfig(
         **llama_fields(weights, text),
         vocab_size=len(codes),
         image_vocab_size=len(codes),
@@ -75,7 +75,8 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         grid_height=num_rows,
         grid_width=num_rows,
         head_size=len(weights["head_proj.weight"]),
-    ), weights
+    )
+    return config, weights
 
 
 def _code_embeddings(tensors: Mapping[str, Tensor]) -> Tensor:

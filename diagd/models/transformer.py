@@ -226,7 +226,8 @@ class Transformer(
         if isinstance(visible, RuleKernel):
             return visible, visible._replace(window=window)
         if visible is None:
-            visible = torch.ones(len(positions), len(positions), device=positions.device).tril() > 0
+            shape = len(positions), len(positions)
+            visible = torch.ones(shape, dtype=torch.bool, device=positions.device).tril()
         assert isinstance(visible, Tensor)  # other masks come as `LayerMasks`
         others = others[: visible.shape[1]]
         return visible, visible & (positions[:, None] - others < window)

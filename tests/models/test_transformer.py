@@ -16,6 +16,16 @@ from tests.models.tiny import KINDS, random_tokens, tiny_fields, tiny_model
 
 # Float32 logits of size about 10; two orders of summation differ by a few 1e-6.
 TOLERANCE = {"atol": 2e-5, "rtol": 0}
+SIZES = {  # of `tiny_model`, under the names of transformers
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 50,
+    "rms_norm_eps": 1e-5,
+}
 
 
 @torch.no_grad()
@@ -23,14 +33,7 @@ def test_logits_equal_hugging_face_llama_on_the_same_weights():
     model = tiny_model(rope_theta=500.0)
     llama = LlamaForCausalLM(
         LlamaConfig(
-            hidden_size=24,
-            intermediate_size=40,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            vocab_size=50,
-            rms_norm_eps=1e-5,
+            **SIZES,
             rope_parameters={"rope_type": "default", "rope_theta": 500.0},
         )
     ).eval()
@@ -44,14 +47,7 @@ def test_sliding_layers_equal_those_of_hugging_face_on_the_same_weights():
     model = tiny_model(qk_norm=True, sliding_window=7, sliding_layers=(1,))
     qwen = Qwen3ForCausalLM(
         Qwen3Config(
-            hidden_size=24,
-            intermediate_size=40,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            vocab_size=50,
-            rms_norm_eps=1e-5,
+            **SIZES,
             tie_word_embeddings=False,
             use_sliding_window=True,
             sliding_window=7,

@@ -49,8 +49,7 @@ def check_kernels(library: ctypes.CDLL) -> None:
     )
     by_head = replace(gated, num_kv_heads=4, head_norm=True, head_size=50)
     plain = replace(by_head, norm="layer", mlp="gelu", bias=True, position="learned")
-    sliding = replace(plain, sliding_window=21, sliding_layers=(1,))
-    for config in (gated, sliding):
+    for config in (gated, replace(plain, sliding_window=21, sliding_layers=(1,))):
         model = Transformer.random(config)
         for weight in model.parameters():  # logits, attention and norms that are far from flat
             weight.data = (

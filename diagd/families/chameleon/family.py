@@ -75,7 +75,7 @@ def build(
     table, predicted = weights[_EMBEDDING], torch.tensor([*visual, *actions])
     weights[_HEAD] = weights.get(_HEAD, table)[predicted]  # tied, it is the table
     weights[_EMBEDDING] = torch.cat([table[predicted], table[torch.tensor(fed)]])
-    return ModelConfig(
+    config = ModelConfig(
         **llama_fields(weights, side),
         **fields,
         vocab_size=len(predicted),
@@ -84,7 +84,8 @@ def build(
         max_positions=int(side.get("max_position_embeddings", _7B.max_positions)),
         qk_norm=True,
         head_norm=True,
-    ), weights
+    )
+    return config, weights
 
 
 def grid_of(side: Mapping[str, Any], default: int) -> tuple[int, int]:

@@ -65,12 +65,13 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
             if name != "v":
                 part = part.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
             tensors[f"layers.{i}.attention.{name}.weight"] = part
-    return replace(
+    config = replace(
         llamagen(hidden_size, num_layers, num_heads, image_px // PATCH_PX, places),
         intermediate_size=len(tensors["layers.0.feed_forward.w1.weight"]),
         vocab_size=len(tensors[_HEAD]),
         image_vocab_size=num_codes,
-    ), rename(tensors, _MODULES, num_layers)
+    )
+    return config, rename(tensors, _MODULES, num_layers)
 
 
 def _project(tensors: Mapping[str, Tensor], states: Tensor) -> Tensor:

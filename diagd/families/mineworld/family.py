@@ -35,7 +35,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     side = {"num_attention_heads": num_heads, "rms_norm_eps": ModelConfig.norm_eps} | dict(side)
     height, width = side.get("grid_height", GRID[0]), side.get("grid_width", GRID[1])
     actions = side.get("num_action_tokens", MinecraftActions.num_tokens)
-    return ModelConfig(
+    config = ModelConfig(
         **llama_fields(weights, side),
         vocab_size=vocab_size,
         image_vocab_size=int(side.get("image_vocab_size", vocab_size - MinecraftActions.num_ids)),
@@ -44,7 +44,8 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         grid_width=width,
         num_action_tokens=actions,
         tie_embeddings="lm_head.weight" not in weights,
-    ), weights
+    )
+    return config, weights
 
 
 def _yaml_section(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -78,7 +78,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     patches = source.tensors[f"{tokenizer.TOKENIZER_PREFIX}encoder.proj1.weight"].shape[1]
     patch_px = round((patches / 3) ** 0.5)
     height_px, width_px = _frame_size_px(source)
-    return replace(
+    config = replace(
         PRESETS["wham-1.6b"],  # for what they have in common
         hidden_size=hidden_size,
         intermediate_size=len(gpt["transformer.h.0.mlp.c_fc.weight"]),
@@ -93,7 +93,8 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         grid_width=-(-width_px // patch_px),
         norm_affine=has_norms,
         bias="transformer.h.0.attn.c_attn.bias" in gpt,
-    ), weights
+    )
+    return config, weights
 
 
 def _num_heads(source: Source, num_layers: int, hidden_size: int) -> int:

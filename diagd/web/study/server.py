@@ -27,7 +27,6 @@ from pydantic.dataclasses import dataclass
 
 from diagd.console import make_console
 from diagd.web import guard
-from diagd.web.guard import SECONDS_TO_ASK, STRICT
 from diagd.web.study.options import StudyOptions
 from diagd.web.study.pairs import QUESTIONS, StudyPairs, find_pairs, make_pairs, playable
 from diagd.web.study.results import print_results, results_page, write_chart
@@ -41,12 +40,12 @@ MAX_BODY_BYTES = 4096
 SECONDS_REMEMBERED = 365 * 24 * 3600
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=guard.STRICT)
 class Enrolment:  # of a rater, anonymous without a name
     name: Annotated[str, Field(max_length=MAX_NAME)]
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=guard.STRICT)
 class Answer:
     trial: Annotated[int, Field(ge=0, le=10**6)]
     question: Annotated[str, Field(max_length=40)]
@@ -57,7 +56,7 @@ def _body(kind: type[Any]) -> Any:
     """Read and validate a request's body: FastAPI by itself reads one of any size, for ever."""
 
     async def read(request: Request) -> Any:
-        data = await guard.read_body(request, MAX_BODY_BYTES, SECONDS_TO_ASK)
+        data = await guard.read_body(request, MAX_BODY_BYTES, guard.SECONDS_TO_ASK)
         try:
             return guard.read_json(TypeAdapter(kind), data, "message")
         except ValueError as error:

@@ -1,6 +1,6 @@
 // Softmax attention of many queries to one head of the cache. Keys and values are taken in a part at a
-// time, and so come from memory once for all queries; their parts begin at the same slots however many
-// queries there are, so each one's numbers are its own.
+// time, and so come from memory once for all queries; parts end at the same slots however many queries
+// there are, and what one of them does not see of a part adds zeros, so each one's numbers are its own.
 #pragma once
 #include "integers.h"
 

@@ -125,7 +125,7 @@ struct Decoder {
         const bool sees = (s.held[j] == at) | ((s.held[j] < at) & (s.fed_at[j] <= step));
         to[j] = sees ? 0 : -INFINITY;
       }
-    } else {  // known not by `visible`, which is null where there are no slots to see
+    } else {  // `steps` tells, for `visible` is null where there are no slots to see
       const uint8_t* visible = s.visible + (ptrdiff_t)lane * s.visible_slots;
       for (int j = 0; j < s.visible_slots; j++) to[j] = visible[j] ? 0 : -INFINITY;
     }
