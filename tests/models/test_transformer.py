@@ -12,20 +12,11 @@ from transformers import (
 from diagd.models.config import ModelConfig
 from diagd.models.huggingface import llama_of
 from diagd.models.transformer import Transformer
+from tests.models.test_huggingface import SIZES
 from tests.models.tiny import KINDS, random_tokens, tiny_fields, tiny_model
 
 # Float32 logits of size about 10; two orders of summation differ by a few 1e-6.
 TOLERANCE = {"atol": 2e-5, "rtol": 0}
-SIZES = {  # of `tiny_model`, under the names of transformers
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 50,
-    "rms_norm_eps": 1e-5,
-}
 
 
 @torch.no_grad()
@@ -34,6 +25,7 @@ def test_logits_equal_hugging_face_llama_on_the_same_weights():
     llama = LlamaForCausalLM(
         LlamaConfig(
             **SIZES,
+            rms_norm_eps=1e-5,
             rope_parameters={"rope_type": "default", "rope_theta": 500.0},
         )
     ).eval()
@@ -48,6 +40,7 @@ def test_sliding_layers_equal_those_of_hugging_face_on_the_same_weights():
     qwen = Qwen3ForCausalLM(
         Qwen3Config(
             **SIZES,
+            rms_norm_eps=1e-5,
             tie_word_embeddings=False,
             use_sliding_window=True,
             sliding_window=7,
