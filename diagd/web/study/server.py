@@ -26,7 +26,15 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from diagd.console import make_console
-from diagd.web import guard
+from diagd.web.guard import (
+    SECONDS_TO_ASK,
+    STRICT,
+    listen,
+    read_body,
+    read_json,
+    server_config,
+    url_of,
+)
 from diagd.web.study.options import StudyOptions
 from diagd.web.study.pairs import QUESTIONS, StudyPairs, find_pairs, make_pairs, playable
 from diagd.web.study.results import print_results, results_page, write_chart
@@ -40,12 +48,12 @@ MAX_BODY_BYTES = 4096
 SECONDS_REMEMBERED = 365 * 24 * 3600
 
 
-@dataclass(frozen=True, config=guard.STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Enrolment:  # of a rater, anonymous without a name
     name: Annotated[str, Field(max_length=MAX_NAME)]
 
 
-@dataclass(frozen=True, config=guard.STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Answer:
     trial: Annotated[int, Field(ge=0, le=10**6)]
     question: Annotated[str, Field(max_length=40)]
@@ -56,9 +64,9 @@ def _body(kind: type[Any]) -> Any:
     """Read and validate a request's body: FastAPI by itself reads one of any size, for ever."""
 
     async def read(request: Request) -> Any:
-        data = await guard.read_body(request, MAX_BODY_BYTES, guard.SECONDS_TO_ASK)
+        data = await read_body(request, MAX_BODY_BYTES, SECONDS_TO_ASK)
         try:
-            return guard.read_json(TypeAdapter(kind), data, "message")
+            return read_json(TypeAdapter(kind), data, "message")
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
 
@@ -145,9 +153,7 @@ def study_server(
     def unsaved(request: Request, error: sqlite3.Error) -> JSONResponse:
         return JSONResponse({"detail": f"the answer could not be saved ({error})"}, 503)
 
-    config = guard.server_config(
-        app, names, ws="none", h11_max_incomplete_event_size=MAX_HEADER_BYTES
-    )
+    config = server_config(app, names, ws="none", h11_max_incomplete_event_size=MAX_HEADER_BYTES)
     return uvicorn.Server(config)
 
 
@@ -170,11 +176,11 @@ def main(options: StudyOptions) -> dict[str, Any]:
 
 def _ask(path: Path, options: StudyOptions) -> dict[str, Any]:
     with ExitStack() as opened:
-        listening = opened.enter_context(guard.listen(options.host, options.port))
+        listening = opened.enter_context(listen(options.host, options.port))
         pairs = find_pairs(options.pairs, options.compare, options.questions)
         store = opened.enter_context(closing(StudyStore(path, pairs)))
         host = (*options.names, options.host)[0]
-        address = guard.url_of(host, listening.getsockname()[1]) + "/"
+        address = url_of(host, listening.getsockname()[1]) + "/"
         lines = [f"{first} against {second}" for first, second in pairs.comparisons]
         lines += [f"{len(pairs.clips)} pairs each; answers go to {path}"]
         lines += [f"study    {address}", f"results  {address}results?key={store.results_key}"]
