@@ -83,7 +83,6 @@ def attend_part(
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    SLIDES: tl.constexpr,
 ):
     """Attend to one part of the slots of one key head; programs are (rows, parts, heads).
 
@@ -123,8 +122,6 @@ def attend_part(
         fed = tl.load(fed_at + slots, mask=inside, other=0x7FFFFFFFFFFFFFFF)[None, :]
         sees = (stands == at) | ((stands < at) & (fed <= now) & (at - stands < window))
         there = inside[:, None] & within
-        if SLIDES:  # what no row sees is not read
-            there = there & (tl.max(sees.to(tl.int32), 0) > 0)[:, None]
         key = tl.load(keys + slots[:, None] * key_strides[2] + places[None, :], mask=there, other=0)
         score = tl.dot(looking, tl.trans(key), input_precision="ieee") * scale
         score = tl.where(sees, score, float("-inf"))
@@ -232,7 +229,6 @@ def attend_slots(
             WIDTH=width,
             ROWS=tiling.rows,
             KEYS=tiling.keys,
-            SLIDES=window < EVERYTHING,
             num_warps=tiling.num_warps,
             num_stages=tiling.num_stages,
             enable_fp_fusion=True,
