@@ -166,12 +166,15 @@ class RunOptions:
     # frames that may be seen, the one under way included, as in a stream that has outgrown its
     # context, or sees fewer (play --remember); sequences are read in one go. Default: all
     window: int | None = None
+    # let all layers but the first see the last so many frames only, the one under way included: a
+    # long context costs less. Default: as the model does
+    sliding_frames: int | None = None
     corrupt: float = 0.0  # feed wrong tokens: a share of them, drawn for each step from 0 to this
     # wrong tokens: any (uniform), or what the model itself would draw in their place (samples)
     corrupt_with: CorruptWith = "uniform"
 
     def __post_init__(self) -> None:
-        check_at_least(self, steps=1, batch_size=1, log_every=1, frames=2)
+        check_at_least(self, steps=1, batch_size=1, log_every=1, frames=2, sliding_frames=1)
         check_at_least(self, seed=0, weight_decay=0, save_minutes=0)
         max_steps = math.inf if self.steps is None else self.steps
         frames, kinds = self.frames, get_args(CorruptWith)

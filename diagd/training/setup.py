@@ -62,6 +62,15 @@ def fit_config(preset: str, clips: TokenClips, frames: int) -> ModelConfig:
     )
 
 
+def slide(config: ModelConfig, frames: int | None) -> ModelConfig:
+    """Let all layers but the first see the last frames only; with None as the config says."""
+    if frames is None:
+        return config
+    window = frames * (config.tokens_per_frame + config.num_action_tokens)
+    layers = tuple(range(1, config.num_layers))
+    return dataclasses.replace(config, sliding_window=window, sliding_layers=layers)
+
+
 def start_model(config: ModelConfig, seed: int, init: str | None = None) -> Transformer:
     """Make a model of random weights, with aimed heads where positions allow it.
 

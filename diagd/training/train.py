@@ -77,6 +77,7 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
         minutes = max(options.seconds - (monotonic() - started), 1.0) / 60
         options = replace(options, model=plan.model, minutes=minutes, hours=None, steps=steps)
     config = setup.fit_config(options.model or DEFAULT_MODEL, clips, options.frames_held)
+    config = setup.slide(config, options.sliding_frames)
     model = setup.start_model(config, options.seed, options.init)
     if options.init is not None:
         setup.check_tokenizer(options.init, clips)
@@ -87,7 +88,9 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
 def finetune(options: FinetuneOptions) -> dict[str, Any]:
     """Finetune to the last step, from the newest checkpoint if there is one; report the losses."""
     clips, held_out = read_clips(options)
-    model = load_model(options.init)
+    source = load_model(options.init)
+    model = Transformer(setup.slide(source.config, options.sliding_frames))
+    model.load_state_dict(source.state_dict())
     setup.check_fit(options.init, model.config, clips)
     held, max_frames = options.frames_held, model.config.frames_held
     if options.window is not None and not model.relative_positions:
@@ -256,6 +259,7 @@ def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> 
     began = time.monotonic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = setup.fit_config(model, clips, options.frames_held)
+    config = setup.slide(config, options.sliding_frames)
     probe = Transformer.random(config, 0, device)
     loss_of = MixtureLoss(replace(options, compile=False), config, device)
     optimizers = setup.make_optimizers(probe, options)

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.teacher_forcing import strategy_nll
-from diagd.families.checkpoints import load_model
+from diagd.families.checkpoints import load_model, save_model
+from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
 from diagd.tokenizers.shards import TokenClips, codebook_fingerprint, read_shards
 from diagd.tokenizers.vq import VQTokenizer
@@ -77,6 +78,17 @@ def test_under_a_window_the_first_loss_is_what_a_stream_pays(strategy, window, o
     finetune(run)
     tokens = draw_batch(clips, 9, run.batch_size, 0)
     assert losses_of(run.out) == [pytest.approx(stream_nll(run, tokens, strategy), abs=1e-5)]
+
+
+def test_layers_that_shall_slide_learn_as_those_of_a_model_that_slides(options, tmp_path):
+    run = options(steps=1, warmup_steps=0, sliding_frames=2)
+    finetune(run)
+    config = load_model(run.out).config
+    assert (config.sliding_window, config.sliding_layers) == (2 * 7, (1,))
+    again = options("again", steps=1, warmup_steps=0, init=str(run.init))
+    save_model(Transformer(config), again.init, load_model(run.init).state_dict())
+    finetune(again)
+    assert losses_of(run.out) == losses_of(again.out)
 
 
 @torch.inference_mode()
