@@ -40,7 +40,7 @@ def test_a_folder_that_is_not_there_holds_no_scene(generator, tmp_path):
     assert model_scenes(tmp_path, generator, 4) == []
 
 
-@pytest.mark.parametrize(("name", "count"), [("doom", 8), ("maze", 5)])
+@pytest.mark.parametrize(("name", "count"), [("doom", 9), ("maze", 5)])
 def test_the_bundled_scenes_fit_their_world(name, count):
     from diagd.pipeline.generator import VideoGenerator
 
