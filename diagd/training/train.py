@@ -89,8 +89,9 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
     """Finetune to the last step, from the newest checkpoint if there is one; report the losses."""
     clips, held_out = read_clips(options)
     source = load_model(options.init)
-    model = Transformer(setup.slide(source.config, options.sliding_frames))
-    model.load_state_dict(source.state_dict())
+    with torch.device("meta"):  # the weights are the source's own
+        model = Transformer(setup.slide(source.config, options.sliding_frames))
+    model.load_state_dict(source.state_dict(), assign=True)
     setup.check_fit(options.init, model.config, clips)
     held, max_frames = options.frames_held, model.config.frames_held
     if options.window is not None and not model.relative_positions:
