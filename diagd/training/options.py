@@ -166,7 +166,7 @@ class RunOptions:
     # frames that may be seen, the one under way included, as in a stream that has outgrown its
     # context, or sees fewer (play --remember); sequences are read in one go. Default: all
     window: int | None = None
-    # let all layers but the first see the last so many frames only, the one under way included: a
+    # let all layers but the first see the last positions only, as many as so many frames have: a
     # long context costs less. Default: as the model does
     sliding_frames: int | None = None
     corrupt: float = 0.0  # feed wrong tokens: a share of them, drawn for each step from 0 to this

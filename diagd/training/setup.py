@@ -63,7 +63,7 @@ def fit_config(preset: str, clips: TokenClips, frames: int) -> ModelConfig:
 
 
 def slide(config: ModelConfig, frames: int | None) -> ModelConfig:
-    """Let all layers but the first see the last frames only; with None as the config says."""
+    """Let layers but the first see as many positions as so many frames have; None: no change."""
     if frames is None:
         return config
     window = frames * (config.tokens_per_frame + config.num_action_tokens)

@@ -80,12 +80,12 @@ def test_under_a_window_the_first_loss_is_what_a_stream_pays(strategy, window, o
     assert losses_of(run.out) == [pytest.approx(stream_nll(run, tokens, strategy), abs=1e-5)]
 
 
-def test_layers_that_shall_slide_learn_as_those_of_a_model_that_slides(options, tmp_path):
+def test_layers_that_shall_slide_learn_as_those_of_a_model_that_slides(options):
     run = options(steps=1, warmup_steps=0, sliding_frames=2)
     finetune(run)
     config = load_model(run.out).config
     assert (config.sliding_window, config.sliding_layers) == (2 * 7, (1,))
-    again = options("again", steps=1, warmup_steps=0, init=str(run.init))
+    again = options("again", steps=1, warmup_steps=0)
     save_model(Transformer(config), again.init, load_model(run.init).state_dict())
     finetune(again)
     assert losses_of(run.out) == losses_of(again.out)
