@@ -3,7 +3,7 @@
 from typing import Literal
 
 DTypeName = Literal["float32", "bfloat16", "float16", "int8"]
-DTypeChoice = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+DTypeChoice = Literal["auto", "fastest", "float32", "bfloat16", "float16", "int8"]
 Backend = Literal[
     "auto", "native", "eager", "compile", "cuda-graph", "triton", "compiled-graph", "webgpu"
 ]

@@ -81,7 +81,7 @@ _CANDIDATES: dict[Backend, tuple[DTypeName, ...]] = {
     "native": ("float32", "bfloat16", "int8"),
     "eager": ("float32", "bfloat16"),  # last, for its threads spin (`step_times.py`)
 }
-BFLOAT16_PAYS = 0.9  # of float32's time, or `auto` stays with float32
+ROUNDING_PAYS = 0.9  # of the time of the more exact type, or that one stays
 NATIVE_DTYPES = torch.float32, torch.bfloat16  # of models that our kernels run
 
 
@@ -119,16 +119,21 @@ def choose_dtype(
     """Return the number type of that name for the weights of a model.
 
     `auto` is bfloat16 where the GPU multiplies it, or on the CPU takes less time, else float32.
+    `fastest` is the same, or int8 where that takes less time on the CPU.
     """
-    if name != "auto":
+    if name not in ("auto", "fastest"):
         return name
     if device.type != "cpu":
         return "bfloat16" if multiplies_bfloat16(device) else "float32"
-    costs = {"float32": float("inf"), "bfloat16": float("inf")}
+    costs: dict[DTypeName, float] = dict.fromkeys(("float32", "bfloat16", "int8"), float("inf"))
     for backend, dtype, times in time_candidates(config):
-        if dtype in costs and (backend == "eager" or has_kernels(config)):
+        if backend == "eager" or has_kernels(config):
             costs[dtype] = min(costs[dtype], times.cost)
-    return "bfloat16" if costs["bfloat16"] < BFLOAT16_PAYS * costs["float32"] else "float32"
+    chosen: DTypeName = "float32"
+    rounded: tuple[DTypeName, ...] = ("bfloat16", "int8") if name == "fastest" else ("bfloat16",)
+    for dtype in rounded:
+        chosen = dtype if costs[dtype] < ROUNDING_PAYS * costs[chosen] else chosen
+    return chosen
 
 
 def _digest_of(shape: ModelConfig) -> str:

@@ -104,7 +104,7 @@ class DoctorOptions:
     With --json the document has `machine`, `gpu` (null on the CPU), `kernels` (and
     how those `tried` did), `choices` (what auto becomes, and why; what a step takes
     for each of the `candidates`), `extras` (the modules that each lacks),
-    `frames_per_second` of the bundled model by strategy, and `warnings`.
+    `frames_per_second` of the bundled model by strategy, as `diagd play` shows it, and `warnings`.
     """
 
     device: Device = "cpu"  # cpu, cuda, cuda:1

@@ -129,7 +129,8 @@ class VideoGenerator:
                 on the Hugging Face Hub, which is downloaded once.
             device: where the weights are, such as `cpu` or `cuda`.
             dtype: of the weights, a dtype of torch or a name: `int8` rounds them to 8 bits (as the
-                argument of that name does), `auto` is what is faster here, float32 or bfloat16.
+                argument of that name does), `auto` is what is faster here, float32 or bfloat16,
+                `fastest` may be int8, too.
             backend: what runs the model (see `diagd.backends.prepare.prepare`).
             config, tokenizer: a config file and a tokenizer folder, where they are not with the
                 checkpoint (see `diagd.pipeline.world_folder.load_parts`).
@@ -137,9 +138,10 @@ class VideoGenerator:
         Raises:
             FileNotFoundError, ValueError: something is missing or damaged (named).
         """
-        int8 = int8 or dtype == "int8"
+        if dtype == "fastest" and backend not in ("auto", "native"):
+            dtype = "auto"  # what else may round to int8, if anything, saves no time by it
         parts = load_parts(name_or_path, device_of(str(device)), dtype, config, tokenizer)
-        shape = parts.model.config
+        shape, int8 = parts.model.config, int8 or parts.int8
         used = "int8" if int8 else str(parts.model.dtype).removeprefix("torch.")
         model, chosen = prepare(parts.model, backend, int8)
         source = WorldSource(name_or_path, config, tokenizer)

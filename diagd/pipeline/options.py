@@ -75,7 +75,7 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, Pool):
     """Generate a video from a prompt clip and actions, and write it as mp4 with a contact sheet.
 
     What is not given is a default of the model: of the bundled one, 16 frames after 4 with
-    row_lag 1 at temperature 1 and top-p 0.9.
+    row_lag 1 at temperature 1 and top-p 0.98.
 
     With --prompts, each of many prompts has a video in the folder --out; those that cannot be read
     are listed at the end, and make the exit code 1.

@@ -32,6 +32,7 @@ class Parts(NamedTuple):
     vocabulary: ActionCodec | None
     defaults: GenerationDefaults
     text: TextPrompts | None
+    int8: bool  # whether the weights are to be rounded
 
 
 def load_parts(
@@ -48,8 +49,10 @@ def load_parts(
     """
     found, device = checkpoints.find_model(name_or_path, config), torch.device(device)
     shape, folder = found.config, found.path.parent
+    int8 = False
     if not isinstance(dtype, torch.dtype):
-        dtype = dtype_of(choose_dtype(dtype, device, shape))
+        chosen = choose_dtype(dtype, device, shape)
+        dtype, int8 = dtype_of(chosen), chosen == "int8"
     video_tokenizer, defaults = _tokenizer(found, tokenizer), found.family.defaults(found)
     if isinstance(video_tokenizer, VQTokenizer):
         video_tokenizer.painting = dtype if multiplies_bfloat16(device) else torch.float32
@@ -77,7 +80,7 @@ def load_parts(
     height_px, width_px = video_tokenizer.frame_size_px(shape.grid_height, shape.grid_width)
     check_memory(12 * height_px * width_px, f"{folder}: a frame of {height_px}x{width_px} pixels")
     text, model = checkpoints.load_text(found), checkpoints.build_model(found, device, dtype)
-    return Parts(model, video_tokenizer.to(device), codec, defaults, text)
+    return Parts(model, video_tokenizer.to(device), codec, defaults, text, int8)
 
 
 def save_checkpoint(found: Checkpoint, target: Path, tokenizer: str | Path | None) -> list[str]:

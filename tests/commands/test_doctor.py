@@ -8,6 +8,7 @@ import torch
 from diagd.backends import prepare
 from diagd.backends.devices import dtype_of
 from diagd.backends.names import Backend, DTypeName
+from diagd.backends.prepare import choose_dtype
 from diagd.backends.step_times import StepTimes
 from diagd.commands import doctor
 from diagd.commands.doctor import _verdict, _warnings, choices, probe_speed
@@ -40,8 +41,9 @@ def test_the_document_holds_what_is_said(command):
 
 
 def test_the_probe_dreams_with_the_bundled_world():
-    (speed,) = probe_speed(CPU, torch.float32, 0.1, ("k=1",)).values()
-    assert speed > 0
+    dtype, speeds = probe_speed(CPU, 0.1, ("k=1",))
+    assert dtype in ("float32", "bfloat16", "int8")
+    assert speeds["k=1"] > 0
 
 
 def test_a_missing_compiler_is_a_warning():
@@ -50,19 +52,18 @@ def test_a_missing_compiler_is_a_warning():
 
 
 @pytest.mark.parametrize(
-    ("costs", "backend", "dtype"),
+    ("costs", "backend", "dtype", "fastest"),
     [
-        ((1.0, 0.95, 3.0, 3.0), "native", "float32"),  # a tenth less, or float32 stays
-        ((1.0, 0.5, 3.0, 3.0), "native", "bfloat16"),
-        ((4.0, 5.0, 2.0, 3.0), "eager", "float32"),  # slow kernels
+        ((1.0, 0.95, 0.92, 3.0, 3.0), "native", "float32", "float32"),  # a tenth less, or it stays
+        ((1.0, 0.5, 0.46, 3.0, 3.0), "native", "bfloat16", "bfloat16"),
+        ((1.0, 0.5, 0.4, 3.0, 3.0), "native", "bfloat16", "int8"),
+        ((1.0, 1.1, 0.8, 3.0, 3.0), "native", "float32", "int8"),
+        ((4.0, 5.0, 1.9, 2.0, 3.0), "eager", "float32", "float32"),  # slow kernels
     ],
 )
-def test_auto_is_what_was_measured_to_be_fastest(costs, backend, dtype, monkeypatch):
+def test_auto_is_what_was_measured_to_be_fastest(costs, backend, dtype, fastest, monkeypatch):
     pairs: list[tuple[Backend, DTypeName]] = [
-        (backend, dtype)
-        for backend, dtypes in prepare._CANDIDATES.items()
-        for dtype in dtypes
-        if dtype != "int8"
+        (backend, dtype) for backend, dtypes in prepare._CANDIDATES.items() for dtype in dtypes
     ]
     timed = [
         prepare.Candidate(*pair, StepTimes(cost, cost))
@@ -72,6 +73,7 @@ def test_auto_is_what_was_measured_to_be_fastest(costs, backend, dtype, monkeypa
         monkeypatch.setattr(module, "time_candidates", lambda config: timed)
     chosen = choices(CPU)
     assert (chosen["backend"]["name"], chosen["dtype"]["name"]) == (backend, dtype)
+    assert choose_dtype("fastest", CPU) == fastest
     model = tiny_model().to(dtype_of(dtype))
     assert prepare.prepare(model)[1] == backend
 

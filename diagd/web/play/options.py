@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from diagd.backends.names import DTypeChoice
 from diagd.checks import check_at_least, check_values
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.files import require_folder
@@ -35,6 +36,7 @@ class WorldFlags:
 class PlayOptions(WorldFlags, MachineFlags):
     """Serve a page on which a world model is played, dreamt frame by frame; Ctrl-C ends it."""
 
+    dtype: DTypeChoice = "fastest"  # of the weights; fastest: float32, bfloat16 or int8
     remember: int | None = None  # frames that the model sees: fewer are faster; default: its own
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0 lets the whole network play
     port: int = 8421  # 0 takes any free one
