@@ -256,7 +256,7 @@ def _verdict(raster: float, speed: float) -> str:
     elif slowdown <= 4:
         verdict = f"playable, {slowdown:.1f} {slower}"
     else:
-        verdict = f"{slowdown:.0f} {slower}: good for videos; int8 and --model maze are faster"
+        verdict = f"{slowdown:.0f} {slower}: good for videos; --model maze is faster"
     if speed > raster:
         return verdict
     return (
