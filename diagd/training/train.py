@@ -212,7 +212,7 @@ class RunPlan:
             model,
             f"until {ends:%H:%M} at the latest: about {_count(self.tokens)} tokens, "
             f"{self.passes:.1f} passes over the {_count(self.data_tokens)} of the clips "
-            "(the bundled world: 8.3M weights, 29M tokens, 1.3 passes)",
+            "(the bundled `maze`: 8.3M weights, 29M tokens, 1.3 passes)",
         ]
         if self.passes >= MAX_PASSES:
             lines.append(f"it ends after {MAX_PASSES} passes: further ones teach next to nothing")
