@@ -129,10 +129,11 @@ def choose_dtype(
     for backend, dtype, times in time_candidates(config):
         if backend == "eager" or has_kernels(config):
             costs[dtype] = min(costs[dtype], times.cost)
+    if name == "auto":
+        del costs["int8"]
     chosen: DTypeName = "float32"
-    rounded: tuple[DTypeName, ...] = ("bfloat16", "int8") if name == "fastest" else ("bfloat16",)
-    for dtype in rounded:
-        chosen = dtype if costs[dtype] < ROUNDING_PAYS * costs[chosen] else chosen
+    for dtype, cost in costs.items():  # the most exact one first
+        chosen = dtype if cost < ROUNDING_PAYS * costs[chosen] else chosen
     return chosen
 
 
