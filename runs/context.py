@@ -33,7 +33,7 @@ class Options:
     out: Path = Path("context.json")
     models: tuple[str, ...] = ("doom=doom",)  # LABEL=FOLDER
     remember: tuple[int, ...] = (2, 3, 5, 8)  # frames seen; the first is what the others are over
-    dtypes: tuple[str, ...] = ("int8", "bfloat16", "float32")
+    dtypes: tuple[DTypeName, ...] = ("int8", "bfloat16", "float32")
     rounds: int = 12  # of a frame of each
     strategy: str = "k=1"
 
@@ -54,9 +54,8 @@ def main(options: Options) -> None:
         streams = {}
         for model in options.models:
             label, _, folder = model.partition("=")
-            given: DTypeName = "float32" if dtype == "int8" else dtype
             for remember in options.remember:
-                world = VideoGenerator.from_pretrained(folder, dtype=given, int8=dtype == "int8")
+                world = VideoGenerator.from_pretrained(folder, dtype=dtype)
                 frames = frames_of(world, folder, remember, options)
                 for _ in range(remember):
                     next(frames)

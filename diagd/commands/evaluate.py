@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diagd.backends.devices import device_of, dtype_of
+from diagd.backends.devices import device_of
 from diagd.backends.names import DTypeName
 from diagd.backends.prepare import choose_dtype
 from diagd.checks import shorten
@@ -121,9 +121,8 @@ class ClipMeter:
             world = VideoGenerator.from_pretrained(
                 options.labelled_models()[model],
                 options.device,
-                dtype_of(self._dtype),
+                self._dtype,
                 options.backend,
-                self._dtype == "int8",
                 tokenizer=options.tokenizer,
             )
             _check_world(world, options, model)
