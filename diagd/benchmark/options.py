@@ -37,7 +37,8 @@ class BenchOptions:
     dtype: tuple[DTypeChoice, ...] = ("float32",)  # of the weights
     backend: tuple[Backend, ...] = ("auto",)  # what runs the steps
     device: Device = "cpu"  # cpu, cuda, cuda:1
-    baseline: Literal["hf", "none"] = "hf"  # Hugging Face generate on the same weights
+    # hf: Hugging Face generate on the same weights; auto: where it has such a model, greedy
+    baseline: Literal["auto", "hf", "none"] = "auto"
     # within a minute: raster and k=1 after one frame, from a sample of their steps, no Hugging Face
     quick: bool = False
     repeats: int = 3  # timed runs of every row

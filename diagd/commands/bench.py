@@ -6,7 +6,7 @@ became wall-clock. The first run of each row (with compilation) is timed apart.
 
     diagd bench --model mc-ar-42m --grid 2x14x24 -k 1 2 4 --dtype int8
     diagd bench --quick
-    diagd bench --strategy exact zipar=4 --temperature 1 --baseline none
+    diagd bench --strategy exact zipar=4 --temperature 1
 """
 
 import statistics
@@ -35,7 +35,7 @@ from diagd.families.checkpoints import find_model, load_model
 from diagd.families.presets import PRESETS
 from diagd.files import write_json
 from diagd.models.config import ModelConfig
-from diagd.models.huggingface import cache_argument, llama_of
+from diagd.models.huggingface import cache_argument, is_llama, llama_of
 from diagd.models.transformer import Transformer, num_parameters
 from diagd.system import provenance
 from diagd.tokenizers.text import NUM_PLACES
@@ -390,13 +390,17 @@ def main(options: BenchOptions) -> dict[str, Any]:
     load = partial(load_model, options.model, device=device)
     if options.model in PRESETS or options.random_weights:
         load = partial(Transformer.random, config, options.seed, device)
-    rows, ceilings = list[Row](), {}
+    rows, ceilings, has_baseline = list[Row](), {}, options.baseline == "hf"
+    if options.baseline == "auto" and not (options.steps or options.temperature):
+        has_baseline = is_llama(config)
+        if not has_baseline:
+            make_console().print(f"no Hugging Face beside it: it has no model like {options.model}")
     dtypes: list[DTypeName] = [choose_dtype(name, device, config) for name in options.dtype]
     for dtype in dict.fromkeys(dtypes):
         # of products of bytes nothing is known here: the faster of the other two stands in
         multiplied = [torch.float32, torch.bfloat16] if dtype == "int8" else [dtype_of(dtype)]
         ceilings[dtype] = steps.measure_ceilings(device, *multiplied)
-        if options.baseline == "hf" and dtype != "int8":
+        if has_baseline and dtype != "int8":
             run = partial(_run_hugging_face, llama_of(load(dtype=dtype_of(dtype))), grid)
             for given in inputs:
                 rows.append(Row(dtype, "", HUGGING_FACE, given.context_frames, partial(run, given)))

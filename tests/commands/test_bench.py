@@ -234,20 +234,24 @@ def test_a_checkpoint_folder_can_be_timed(command, world):
     [
         {"position": "learned", "norm": "layer", "mlp": "gelu", "bias": True},
         {"qk_norm": True},
+        {"sliding_window": 20, "sliding_layers": (1,)},
     ],
-    ids=["WHAM", "Cosmos"],
+    ids=["WHAM", "Cosmos", "doom"],
 )
 def test_a_model_that_is_no_llama_has_no_baseline(changes, bench):
-    refused = bench("--grid", "2x3x5", **changes)
+    refused = bench("--grid", "2x3x5", "--baseline", "hf", **changes)
     refused.assert_refused("only LLaMA-like models have a Hugging Face LLaMA: use --baseline none")
-    rows = rows_of(bench("--grid", "2x3x5", "--baseline", "none", **changes))
+    outcome = bench("--grid", "2x3x5", **changes)
+    assert "no Hugging Face beside it: it has no model like tiny" in outcome.said
+    rows = rows_of(outcome)
     assert rows["k=1"]["steps"] == 14
+    assert "hugging face" not in rows
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--steps", 5), r"steps skips most .* it needs --baseline none"),
+        (("--steps", 5, "--baseline", "hf"), r"steps skips most .* it needs --baseline none"),
         (("--row-lag", 2, 6), r"row_lag must be in \[1, width=5\], got 6"),
         (("--repeats", 0), r"repeats must be at least 1, got 0"),
         (("--backend", "cuda-graph"), r"backend cuda-graph needs --device cuda"),
@@ -257,7 +261,10 @@ def test_a_model_that_is_no_llama_has_no_baseline(changes, bench):
         (("--strategy", "diagonal"), r"a strategy looks like raster, k=2,"),
         (("--strategy", "zipar=6"), r"row_lag must be in \[1, width=5\], got 6"),
         (("--strategy", "sjd"), r"sjd needs a temperature above 0"),
-        (("--temperature", 1), r"baseline hf is greedy: temperature needs --baseline none"),
+        (
+            ("--temperature", 1, "--baseline", "hf"),
+            r"hf is greedy: temperature needs --baseline none",
+        ),
         (("--temperature", -1, "--baseline", "none"), r"temperature must be 0 or more, got -1"),
         (
             ("--strategy", "zipar-adaptive=2", "--backend", "compile"),
