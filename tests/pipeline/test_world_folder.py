@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import diagd
+from diagd.backends import prepare
+from diagd.backends.step_times import StepTimes
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.world_folder import load_parts
 from tests.worlds import WALK
@@ -43,6 +45,18 @@ def test_a_world_saved_is_the_world_whatever_it_ran_in(settings, trained, tmp_pa
     videos = [w.generate(prompt, WALK, seed=3) for w in (one, other)]
     assert torch.equal(videos[0].frames, videos[1].frames)
     assert one.defaults == other.defaults
+
+
+@pytest.mark.parametrize(("backend", "dtype"), [("auto", "int8"), ("eager", "bfloat16")])
+def test_the_fastest_type_is_one_that_the_backend_gains_by(trained, backend, dtype, monkeypatch):
+    costs = (1.0, 0.8, 0.4, 3.0, 2.0)
+    kinds = [(name, one) for name, types in prepare._CANDIDATES.items() for one in types]
+    timed = [
+        prepare.Candidate(*kind, StepTimes(c, c)) for kind, c in zip(kinds, costs, strict=True)
+    ]
+    monkeypatch.setattr(prepare, "time_candidates", lambda config: timed)
+    world = VideoGenerator.from_pretrained(trained, dtype="fastest", backend=backend)
+    assert world.dtype == dtype
 
 
 def test_the_card_says_what_it_is_and_how_it_was_trained(trained, tmp_path):
