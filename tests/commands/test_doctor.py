@@ -7,12 +7,11 @@ import torch
 
 from diagd.backends import prepare
 from diagd.backends.devices import dtype_of
-from diagd.backends.names import Backend, DTypeName
 from diagd.backends.prepare import choose_dtype
-from diagd.backends.step_times import StepTimes
 from diagd.commands import doctor
 from diagd.commands.doctor import _verdict, _warnings, choices, probe_speed
 from diagd.extras import EXTRAS
+from tests.backends.candidates import candidates_of
 from tests.models.tiny import tiny_model
 
 CPU = torch.device("cpu")
@@ -62,13 +61,7 @@ def test_a_missing_compiler_is_a_warning():
     ],
 )
 def test_auto_is_what_was_measured_to_be_fastest(costs, backend, dtype, fastest, monkeypatch):
-    pairs: list[tuple[Backend, DTypeName]] = [
-        (backend, dtype) for backend, dtypes in prepare._CANDIDATES.items() for dtype in dtypes
-    ]
-    timed = [
-        prepare.Candidate(*pair, StepTimes(cost, cost))
-        for pair, cost in zip(pairs, costs, strict=True)
-    ]
+    timed = candidates_of(*costs)
     for module in (prepare, doctor):
         monkeypatch.setattr(module, "time_candidates", lambda config: timed)
     chosen = choices(CPU)
