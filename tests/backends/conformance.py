@@ -311,9 +311,10 @@ def decode(
 
 def its_tokens_are_those_of_the_plain_model(backend: UnderTest) -> None:
     names, actions = ("raster", "k=1", "k=2,d=4"), ACTIONS[:, :2]
+    plain, model = tiny_model(), backend.model()
     for sampling in (GREEDY, SAMPLED):
-        expected = decode(tiny_model(), names, actions, sampling=sampling)
-        decoded = decode(backend.model(), names, actions, sampling=sampling)
+        expected = decode(plain, names, actions, sampling=sampling)
+        decoded = decode(model, names, actions, sampling=sampling)
         for name, own, other in zip(names, decoded, expected, strict=True):
             assert torch.equal(own, other), name
 
