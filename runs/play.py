@@ -59,7 +59,7 @@ class Options:
     rounds: int = 3
     model: str = "doom"
     device: str = "cpu"
-    dtype: str = "auto"  # as `diagd play` chooses
+    dtype: str = "fastest"  # as `diagd play` chooses
     chromium: Path = Path(shutil.which("chromium") or "chromium")
 
 
