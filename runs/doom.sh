@@ -91,13 +91,13 @@ diagd finetune --init "$work/sliding" --tokens "$work/five_tokens" --out "$work/
   --window 5 --batch-size 32 --steps 2191 --warmup-steps 60 --learning-rate 2e-3 \
   --strategy raster k=1:3 k=2 --corrupt 0.3 --corrupt-with samples
 # The decoder has not seen the canyon yet: once more, with its rocks and trees.
-diagd record --out "$work/textures" --scenario canyon --clips 40 --frames 48 --first-seed "$first"
+diagd record --out "$work/textures" --scenario canyon --clips 40 --frames 48 --first-seed 6400000
 diagd tokenize --clips "$work/textures" --heldout "$work/heldout" --init "$work/near/tokenizer" \
   --out "$work/sharp5" --decoder-only --sharpen 0.05 --steps 1200 --batch 4 --learning-rate 2e-4
-python -m runs.sharpness --data "$work" --out docs/results/world/sharpness.json \
-  --tokenizers before="$work/near/tokenizer" after="$work/sharp5/tokenizer"
 cp "$work/sharp5/tokenizer/"* "$work/places/tokenizer/"
 bundle --world "$work/places" --blend "$work/sliding=0.2" --out diagd/assets/doom
+python -m runs.sharpness --data "$work" --out docs/results/world/sharpness.json \
+  --tokenizers before="$work/near/tokenizer" after="$work/sharp5/tokenizer"
 python -m runs.acceptance --data "$work"
 python -m runs.acceptance --data "$work" --models maze=maze --scenarios maze
 cp work/acceptance/acceptance.md work/acceptance/*.webp docs/results/world/

@@ -76,7 +76,6 @@ class Options:
             context_frames=CONTEXT,
             frames=frames,
             batch_size=self.batch_size,
-            seed=self.seeds[0],
         )
 
 

@@ -37,7 +37,8 @@ class BenchOptions:
     dtype: tuple[DTypeChoice, ...] = ("float32",)  # of the weights
     backend: tuple[Backend, ...] = ("auto",)  # what runs the steps
     device: Device = "cpu"  # cpu, cuda, cuda:1
-    # hf: Hugging Face generate on the same weights; auto: where it has such a model, greedy
+    # hf: Hugging Face generate on the same weights; auto: where it has such a model, tokens are
+    # greedy, and no step is skipped
     baseline: Literal["auto", "hf", "none"] = "auto"
     # within a minute: raster and k=1 after one frame, from a sample of their steps, no Hugging Face
     quick: bool = False
@@ -103,8 +104,8 @@ class DoctorOptions:
     """Look at Python, PyTorch, processor, memory, compiler and extras; then measure.
 
     With --json the document has `machine`, `gpu` (null on the CPU), `kernels` (and
-    how those `tried` did), `choices` (what auto becomes, and why; what a step takes
-    for each of the `candidates`), `extras` (the modules that each lacks),
+    how those `tried` did), `choices` (what auto becomes, and why, and `fastest`; what
+    a step takes for each of the `candidates`), `extras` (the modules that each lacks),
     `frames_per_second` of the bundled model by strategy, as `diagd play` shows it, and `warnings`.
     """
 

@@ -139,7 +139,7 @@ class VideoGenerator:
             FileNotFoundError, ValueError: something is missing or damaged (named).
         """
         if dtype == "fastest" and backend not in ("auto", "native"):
-            dtype = "auto"  # what else may round to int8, if anything, saves no time by it
+            dtype = "auto"  # only our kernels are timed in int8
         parts = load_parts(name_or_path, device_of(str(device)), dtype, config, tokenizer)
         shape, int8 = parts.model.config, int8 or parts.int8
         used = "int8" if int8 else str(parts.model.dtype).removeprefix("torch.")

@@ -24,7 +24,8 @@ class MachineFlags:
     """Where a model runs, and in which numbers."""
 
     device: Device = "cpu"  # cpu, cuda, cuda:1
-    dtype: DTypeChoice = "auto"  # of the weights; auto: float32 or bfloat16, what is faster here
+    # of the weights; auto: float32 or bfloat16, what is faster here; fastest: or int8
+    dtype: DTypeChoice = "auto"
     # what runs the steps; auto is native on the CPU, on CUDA triton or, without it, cuda-graph
     backend: Backend = "auto"
 
