@@ -3,7 +3,7 @@
 check:
 	ruff format --check .
 	ruff check .
-	pyright
+	nice pyright
 
 quick:
 	pytest -q --quick -m "not gpu and not slow and not download"

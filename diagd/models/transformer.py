@@ -58,6 +58,11 @@ class Block(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
+def _embedding(rows: int, size: int) -> nn.Embedding:
+    """Not initialized: `normal_` on the meta device imports `torch._dynamo`, which takes seconds."""
+    return nn.Embedding(rows, size, _weight=torch.empty(rows, size))
+
+
 class DecoderStack(nn.Module):
     """Embedding, blocks and final norm: everything below the output layer."""
 
@@ -65,8 +70,8 @@ class DecoderStack(nn.Module):
         super().__init__()
         size, num_embeddings = config.hidden_size, config.vocab_size + config.extra_embeddings
         is_learned = config.position == "learned"
-        self.embed_tokens = nn.Embedding(num_embeddings, size)
-        self.embed_positions = nn.Embedding(config.max_positions, size) if is_learned else None
+        self.embed_tokens = _embedding(num_embeddings, size)
+        self.embed_positions = _embedding(config.max_positions, size) if is_learned else None
         self.rotary = None if is_learned else Rotary(config)
         self.position_table = PositionTable(config) if config.position_table else None
         self.layers = nn.ModuleList([Block(config, layer) for layer in range(config.num_layers)])

@@ -11,6 +11,7 @@ from tests.backends.conformance import (
     a_fused_step_is_its_parts,
     a_stream_goes_on_after_a_full_context,
     checks_of,
+    its_likeliest_tokens_are_those_of_the_plain_model,
 )
 from tests.backends.recomputing import Recomputing
 from tests.backends.webgpu.adapter import on_device, on_webgpu
@@ -66,8 +67,12 @@ CUDA = {
 }
 
 
-# the second compiles what other checks compile; tests/gpu/test_compiled.py has a stream, too
-SLOW = ("webgpu", a_fused_step_is_its_parts), ("compile", a_stream_goes_on_after_a_full_context)
+# a sampling is compiled for a minute; tests/gpu/test_compiled.py has a stream, too
+SLOW = (
+    ("webgpu", a_fused_step_is_its_parts),
+    ("compile", a_stream_goes_on_after_a_full_context),
+    ("compile", its_likeliest_tokens_are_those_of_the_plain_model),
+)
 
 
 def cases(backends):

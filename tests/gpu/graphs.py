@@ -66,7 +66,7 @@ class Graph:
 
     Attributes:
         kernels: what to run, and the memory that results go to.
-        owned: what was allocated during the capture, by address.
+        owned: the bytes of what was allocated during the capture, by address.
         given: addresses of what was there before.
     """
 
@@ -102,8 +102,8 @@ class Graph:
     def poison(self) -> None:
         """Spoil what was allocated during the capture."""
         if not self.is_poisoned:
-            for tensor in self.owned.values():
-                _bytes_of(tensor).fill_(POISON)
+            for memory in self.owned.values():
+                memory.fill_(POISON)
         self.is_poisoned = True
 
 
@@ -128,7 +128,7 @@ class Capture:
         out = func(*args, **kwargs)
         results = list(tensors_in(out))
         made = {t.untyped_storage().data_ptr(): t for t in results}
-        fresh = {address: t for address, t in made.items() if address not in addresses}
+        fresh = {a: _bytes_of(t) for a, t in made.items() if a not in addresses}
         if func._schema.is_mutable or fresh:
             graph.kernels.append((func, args, kwargs, results))
             graph.given |= {a for a in foreign if a in graph.machine.holders}

@@ -106,7 +106,7 @@ class Machine(TorchDispatchMode):
         kwargs = kwargs or {}
         named = (a for a in (kwargs.get("device"), *args) if isinstance(a, torch.device | str))
         on_gpu = any(str(device).startswith("cuda") for device in named)
-        if not on_gpu and not any(isinstance(t, GpuTensor) for t in tensors_in(args, kwargs)):
+        if not on_gpu and GpuTensor not in types:
             return func(*args, **kwargs)
         return self.launch(func, args, kwargs)
 
