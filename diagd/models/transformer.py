@@ -59,7 +59,7 @@ class Block(nn.Module):
 
 
 def _embedding(rows: int, size: int) -> nn.Embedding:
-    """Not initialized: `normal_` on the meta device imports `torch._dynamo`, which takes seconds."""
+    """Not filled: on the meta device `normal_` imports `torch._dynamo`, which takes seconds."""
     return nn.Embedding(rows, size, _weight=torch.empty(rows, size))
 
 
