@@ -96,7 +96,7 @@ def test_without_flags_a_video_a_sheet_and_a_report_are_made(generate, world, tm
     assert same["speedup"] == pytest.approx(raster["seconds"] / same["seconds"])
     opening, size = outcome.err.splitlines()[0], f"{HEIGHT_PX}x{WIDTH_PX}"
     expected = rf"{FRAMES} frames of {size} px, k=1, about \d+ s here"
-    assert re.fullmatch(rf".* on cpu, 1 threads, float32: {expected}", opening)
+    assert re.fullmatch(rf".* on cpu, 1 threads, (float32|bfloat16): {expected}", opening)
     assert 0 <= diagonal["tokens_equal_to_raster"] <= 1
     for word in ("steps", "tokens/s", "frames/s", "wrote dream.mp4 and dream.png"):
         assert word in outcome.said

@@ -4,8 +4,16 @@ import contextlib
 
 import pytest
 
+from diagd.web.play.server import short_collections
 from tests.web.play.serving import Served, serving
 from tests.worlds import write_scenes, write_world
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collections():
+    """As `diagd play` does: each dream that begins would collect all that tests have imported."""
+    with short_collections():
+        yield
 
 
 @pytest.fixture(scope="session")
