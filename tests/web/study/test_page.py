@@ -111,6 +111,7 @@ def test_a_rater_goes_on_where_they_stopped(browser, page, tmp_path):
 def test_both_videos_loop_in_step_with_the_actions(page, tmp_path):
     with study(write_pairs(tmp_path, 1)) as (address, _):
         enter(page, address)
+        page.wait_for_selector("#actions li.now")  # the videos are there
         page.evaluate(
             """() => {
               window.seen = { apart: [], times: [], actions: new Set() };
