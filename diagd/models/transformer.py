@@ -59,8 +59,9 @@ class Block(nn.Module):
 
 
 def _embedding(rows: int, size: int) -> nn.Embedding:
-    """Not filled: on the meta device `normal_` imports `torch._dynamo`, which takes seconds."""
-    return nn.Embedding(rows, size, _weight=torch.empty(rows, size))
+    """Not filled on the meta device, where `normal_` imports `torch._dynamo`, for seconds."""
+    weight = torch.empty(rows, size)
+    return nn.Embedding(rows, size, _weight=weight if weight.is_meta else None)
 
 
 class DecoderStack(nn.Module):
