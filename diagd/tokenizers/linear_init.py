@@ -13,11 +13,10 @@ rescaling each frame by a pair of large constant channels in every group, which 
 from typing import Any
 
 import torch
-from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.tokenizers.vq import normalise
+from diagd.tokenizers.vq import normalise, vq_model_class
 
 PATCH_PX = 8
 PATCHES_PX = range(4, 17)  # that `choose_patch` chooses from
@@ -56,7 +55,7 @@ def choose_patch(height_px: int, width_px: int) -> int:
 
 def linear_tokenizer_model(
     frames: Tensor, codes: int, seed: int, width: int = 128, patch_px: int = PATCH_PX
-) -> VQModel:
+) -> Any:
     """Build a VQModel that starts as the linear code of frames (F, H_px, W_px, 3) uint8.
 
     `width`, a multiple of 16, is the number of channels; 128 gives 2.6 million weights.
@@ -68,7 +67,7 @@ def linear_tokenizer_model(
     size = min(MAX_COMPONENTS, PAIRS * (width // GROUP))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: Any = VQModel(  # diffusers annotates its layers loosely
+        model = vq_model_class()(
             in_channels=patches.shape[1],
             out_channels=patches.shape[1],
             down_block_types=("DownEncoderBlock2D",),

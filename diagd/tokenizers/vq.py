@@ -5,7 +5,10 @@ Frames are uint8 RGB, tokens are grids of ids.
 
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, get_args
 
@@ -268,18 +271,39 @@ def load_vq_model(
             f"{path}: layers_per_block must be at most the {len(weights)} tensors of {where}, "
             f"got {repr(layers)[:20]}"
         )
-    # It takes seconds to import, and whoever only loads a model needs none.
-    from diffusers.models.autoencoders.vq_model import VQModel
-
     try:
         with torch.device("meta"):
-            model: Any = VQModel.from_config(config)
+            model: Any = vq_model_class().from_config(config)
     except (TypeError, ValueError, RuntimeError, ZeroDivisionError, OverflowError) as error:
         raise ValueError(f"{path} describes no VQModel: {str(error).splitlines()[0]}") from None
     check_fit(model, weights, where)
     own = {name: value.clone() for name, value in weights.items()}  # the file may change
     assign_weights(model, own, where)
     return model.to(memory_format=memory_format(model))
+
+
+def vq_model_class() -> Any:
+    """Import diffusers' VQModel, which takes seconds: half of them for the models beside it."""
+    for name in ("autoencoders", "transformers", "unets"):
+        _load_lazily("diffusers.models", name)
+    return import_module("diffusers.models.autoencoders.vq_model").VQModel
+
+
+def _load_lazily(parent: str, child: str) -> None:
+    """Have a package import its modules when a name of it is asked for, not before one of them."""
+    if (full := f"{parent}.{child}") in sys.modules:
+        return
+    spec: Any = find_spec(full)  # of a package that is there
+    package = module_from_spec(spec)
+
+    def load(name: str) -> Any:
+        del package.__getattr__
+        spec.loader.exec_module(package)
+        return getattr(package, name)
+
+    package.__getattr__ = load
+    sys.modules[full] = package
+    setattr(sys.modules[parent], child, package)
 
 
 def memory_format(model: Any) -> torch.memory_format:

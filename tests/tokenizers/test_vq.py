@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -153,6 +155,21 @@ def test_diffusers_reads_what_we_write(saved):
     pytest.importorskip("accelerate")  # else diffusers warns that loading is slower without
     model = VQModel.from_pretrained(saved, use_safetensors=True)
     assert model.quantize.embedding.weight.equal(VQTokenizer.from_pretrained(saved).codebook)
+
+
+def test_models_beside_it_are_imported_by_who_asks_for_them():
+    code = """
+import sys
+from diagd.tokenizers.vq import vq_model_class
+ours, loaded = vq_model_class(), set(sys.modules)
+import diffusers.models.autoencoders as beside
+from diffusers import UNet2DModel, VQModel
+assert VQModel is ours is beside.VQModel
+for kind in (beside.AutoencoderKL, UNet2DModel):
+    assert kind.__module__ in set(sys.modules) - loaded, kind
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", [CONFIG_NAME, WEIGHTS_NAME])
