@@ -6,8 +6,10 @@ Held-out episodes of the two places with monsters are played until one stays in 
 there the game fires for eight frames, or waits for as many: the same episode twice, which ViZDoom
 repeats exactly. The world dreams both ways from the same four frames. A small network, trained on
 other episodes as the tokenizer paints them, says in which pictures a living monster is in the
-sights; what it says of the game stands beside what the game's own labels say. Another one says in
-which pictures the gun fires: it should when it is asked to, and then alone.
+sights; what it says of the game stands beside what the game's own labels say. It has seen other
+such moments both ways, too: who learns from players alone takes a flash for a monster, since those
+who fire have one before them. Another network says in which pictures the gun fires: it should when
+it is asked to, and then alone.
 """
 
 import itertools
@@ -50,8 +52,8 @@ class Options:
     out: Path = Path("kills.json")  # the picture stands beside it, as webp
     model: str = "doom"
     scenarios: tuple[str, ...] = ("defend_the_line", "deathmatch")
-    training: int = 60  # episodes of each scenario for the network
-    moments: int = 32  # of each scenario
+    training: int = 90  # episodes, and moments, of each scenario for the networks
+    moments: int = 64  # of each scenario
     epochs: int = 8
     seed: int = 0
 
@@ -152,10 +154,9 @@ def train(pictures: Tensor, true: Tensor, rows: tuple[float, float], options: Op
     return judge.eval()
 
 
-def moments_of(game: DoomGame, options: Options) -> Iterator[dict[str, Played]]:
-    """Yield both branches of as many moments, each of CONTEXT + AHEAD frames."""
-    found = 0
-    for whole, seed in episodes(game, SEEDS["moments"], 48):
+def moments_of(game: DoomGame, first_seed: int) -> Iterator[dict[str, Played]]:
+    """Yield both branches of moments, without an end, each of CONTEXT + AHEAD frames."""
+    for whole, seed in episodes(game, first_seed, 48):
         steady = zip(whole.aimed[CONTEXT - 1 :], whole.aimed[CONTEXT:], strict=False)
         start = next((CONTEXT + 1 + i for i, both in enumerate(steady) if all(both)), None)
         if start is None:
@@ -165,12 +166,15 @@ def moments_of(game: DoomGame, options: Options) -> Iterator[dict[str, Played]]:
             again = play(game, seed, start + AHEAD, [*whole.actions[1:start], *[name] * AHEAD])
             if again is not None and again.known(start) == whole.known(start):
                 branches[name] = Played(*(part[start - CONTEXT :] for part in again))
-        if len(branches) < len(BRANCHES):
-            continue
-        yield branches
-        found += 1
-        if found == options.moments:
-            return
+        if len(branches) == len(BRANCHES):
+            yield branches
+
+
+def lessons(game: DoomGame, first_seed: int, count: int) -> dict[str, list[Played]]:
+    """Play episodes, and as many moments both ways, where fire says nothing of who is in sight."""
+    played = [one for one, _ in itertools.islice(episodes(game, first_seed, 64), count)]
+    both = list(itertools.islice(moments_of(game, first_seed + 500_000), count))
+    return {"played": played} | {name: [one[name] for one in both] for name in BRANCHES}
 
 
 def answers_in(played: list[Played]) -> dict[str, Tensor]:
@@ -181,30 +185,38 @@ def answers_in(played: list[Played]) -> dict[str, Tensor]:
     }
 
 
+def score(said: Tensor, there: Tensor) -> dict[str, Any]:
+    """Return how often a judge says yes where it is true, and where not; None of no picture."""
+    parts = {"hits": said[there], "misses": said[~there]}
+    shares = {name: one.float().mean().item() if len(one) else None for name, one in parts.items()}
+    return shares | {"true": int(there.sum()), "false": int((~there).sum())}
+
+
+def right(score: dict[str, Any]) -> str:
+    """Spell how often a judge is right, both answers alike."""
+    return "-" if None in score.values() else f"{(score['hits'] + 1 - score['misses']) / 2:.0%}"
+
+
 def measure(
     world: VideoGenerator, scenario: str, options: Options
 ) -> tuple[dict[str, Any], Tensor]:
     """Return the share of moments with a monster in the sights, or fire, by frame, and pictures."""
     with open_doom(RecordOptions(out=Path(), scenario=scenario, policy="sentry")) as game:
-        counts = {"training": options.training, "checking": options.training // 4}
-        learnt, held = (
-            [one for one, _ in itertools.islice(episodes(game, SEEDS[name], 64), count)]
-            for name, count in counts.items()
-        )
-        moments = list(moments_of(game, options))
-    pictures, checked = (
-        painted(world, torch.cat([one.pictures for one in part])) for part in (learnt, held)
-    )
+        learnt = list(itertools.chain(*lessons(game, SEEDS["training"], options.training).values()))
+        checking = lessons(game, SEEDS["checking"], options.training // 4)
+        moments = list(itertools.islice(moments_of(game, SEEDS["moments"]), options.moments))
+    pictures = painted(world, torch.cat([one.pictures for one in learnt]))
+    checked = {
+        part: (painted(world, torch.cat([one.pictures for one in held])), answers_in(held))
+        for part, held in checking.items()
+    }
     row: dict[str, Any] = {"scenario": scenario, "judges": {}}
     judges = {}
     for name, true in answers_in(learnt).items():
         judges[name] = train(pictures, true, ROWS[name], options)
-        said, there = judges[name].sees(checked), answers_in(held)[name]
         row["judges"][name] = {
-            "hits": said[there].float().mean().item(),
-            "misses": said[~there].float().mean().item(),
-            "true": int(there.sum()),
-            "false": int((~there).sum()),
+            part: score(judges[name].sees(seen), answers[name])
+            for part, (seen, answers) in checked.items()
         }
     shown = []
     for name in BRANCHES:
@@ -256,9 +268,9 @@ def main(options: Options) -> None:
     }
     print_records(make_console(), "a monster is still there after 6 to 8 frames", columns, flat)
     for row in rows:
-        for name, one in row["judges"].items():
-            right = (one["hits"] + 1 - one["misses"]) / 2
-            print(f"{row['scenario']}: the judge of {name!r} is right in {right:.0%}")
+        for name, parts in row["judges"].items():
+            rights = ", ".join(f"{part} {right(one)}" for part, one in parts.items())
+            print(f"{row['scenario']}: how often the judge of {name!r} is right: {rights}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 Fixtures shared by the tests of commands: the command line in this process, and a tiny world model.
 """
 
+import gc
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import torch
 
 pytest_plugins = ["tests.quick", "tests.processes"]
 torch.set_num_threads(1)
+gc.disable()  # until all tests are collected, of which nothing is garbage
 os.environ.pop("COLUMNS", None)  # a pipe has no width, whatever pytest-xdist's processes are told
 
 
@@ -31,6 +33,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from diffusers.models.autoencoders.vq_model import VQModel
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
@@ -21,7 +20,7 @@ from diagd.families.checkpoints import save_model
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.shards import TokenClips
-from diagd.tokenizers.vq import VQTokenizer
+from diagd.tokenizers.vq import VQTokenizer, vq_model_class
 
 HEIGHT, WIDTH, PATCH_PX = 3, 5, 8
 HEIGHT_PX, WIDTH_PX = HEIGHT * PATCH_PX, WIDTH * PATCH_PX
@@ -77,7 +76,7 @@ def tokenizer() -> VQTokenizer:
     """Return a random tokenizer whose codes are latents of smooth frames."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = VQModel(
+        model = vq_model_class()(
             in_channels=3 * PATCH_PX**2,
             out_channels=3 * PATCH_PX**2,
             block_out_channels=(8,),

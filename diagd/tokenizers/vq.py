@@ -3,6 +3,7 @@
 Frames are uint8 RGB, tokens are grids of ids.
 """
 
+import gc
 import json
 import math
 import sys
@@ -284,12 +285,18 @@ def load_vq_model(
 
 def vq_model_class() -> Any:
     """Import diffusers' VQModel, which takes seconds: half of them for the models beside it."""
-    for name in ("autoencoders", "transformers", "unets"):
-        _load_lazily("diffusers.models", name)
-    return import_module("diffusers.models.autoencoders.vq_model").VQModel
+    collecting = gc.isenabled()
+    gc.disable()  # nothing of a module is garbage, and to look for some takes a quarter of the time
+    try:
+        for name in ("autoencoders", "transformers", "unets"):
+            load_lazily("diffusers.models", name)
+        return import_module("diffusers.models.autoencoders.vq_model").VQModel
+    finally:
+        if collecting:
+            gc.enable()
 
 
-def _load_lazily(parent: str, child: str) -> None:
+def load_lazily(parent: str, child: str) -> None:
     """Have a package import its modules when a name of it is asked for, not before one of them."""
     if (full := f"{parent}.{child}") in sys.modules:
         return

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from diffusers.models.autoencoders.vq_model import VQModel
 
 from diagd.backends.native.wasm import World
 from diagd.backends.webgpu.device import UNIFORM, bytes_of
@@ -25,7 +24,7 @@ from diagd.families.checkpoints import save_model
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import model_scenes
 from diagd.pipeline.world_folder import load_parts
-from diagd.tokenizers.vq import VQTokenizer
+from diagd.tokenizers.vq import VQTokenizer, vq_model_class
 from diagd.web.play.export import KERNELS, export, pack
 from diagd.web.play.options import ExportWebOptions
 from diagd.web.play.session import Controls, Session, SessionLog
@@ -253,7 +252,7 @@ def test_a_frame_that_a_gpu_has_not_drawn_is_no_frame(kernels, packed, id):
 def test_a_painter_of_two_sizes_paints_as_diffusers_does(kernels, tmp_path):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        model = VQModel(
+        model = vq_model_class()(
             in_channels=12,
             out_channels=12,
             block_out_channels=(8, 24),
