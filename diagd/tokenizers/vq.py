@@ -272,9 +272,10 @@ def load_vq_model(
             f"{path}: layers_per_block must be at most the {len(weights)} tensors of {where}, "
             f"got {repr(layers)[:20]}"
         )
+    vq_model = vq_model_class()
     try:
         with torch.device("meta"):
-            model: Any = vq_model_class().from_config(config)
+            model: Any = vq_model.from_config(config)
     except (TypeError, ValueError, RuntimeError, ZeroDivisionError, OverflowError) as error:
         raise ValueError(f"{path} describes no VQModel: {str(error).splitlines()[0]}") from None
     check_fit(model, weights, where)
