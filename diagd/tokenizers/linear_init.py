@@ -65,9 +65,10 @@ def linear_tokenizer_model(
     folded = functional.pixel_unshuffle(normalise(frames[rows]), patch_px)
     patches = folded.movedim(1, -1).flatten(0, -2)  # (patches, 3 * patch_px**2)
     size = min(MAX_COMPONENTS, PAIRS * (width // GROUP))
+    vq_model = vq_model_class()  # before the seed: what is imported might draw
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = vq_model_class()(
+        model = vq_model(
             in_channels=patches.shape[1],
             out_channels=patches.shape[1],
             down_block_types=("DownEncoderBlock2D",),

@@ -285,7 +285,10 @@ def load_vq_model(
 
 
 def vq_model_class() -> Any:
-    """Import diffusers' VQModel, which takes seconds: half of them for the models beside it."""
+    """Import diffusers' VQModel alone: its packages would import the models beside it, for seconds.
+
+    It still takes some, and whoever only loads a model needs none.
+    """
     collecting = gc.isenabled()
     gc.disable()  # nothing of a module is garbage, and to look for some takes a quarter of the time
     try:
