@@ -14,6 +14,7 @@ def browser():
         pytest.skip("NO BROWSER TESTS: no chromium found (apt-get install chromium)")
     arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     with playwright.sync_playwright() as driver:
+        playwright.expect.set_options(timeout=60_000)  # machines of tests are slow at times
         browser = driver.chromium.launch(executable_path=chromium, args=arguments)
         yield browser
         browser.close()

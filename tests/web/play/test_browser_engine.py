@@ -52,7 +52,11 @@ def visit(browser):
 
 
 def wait_for(page, frames):
-    wait_until(lambda: int(page.get_attribute("body", "data-frames") or 0) >= frames)
+    try:
+        wait_until(lambda: int(page.get_attribute("body", "data-frames") or 0) >= frames)
+    except AssertionError:
+        count = page.get_attribute("body", "data-frames")
+        pytest.fail(f"{count} of {frames} frames: {page.inner_text('body')}")
 
 
 def dream_of(page):
@@ -104,6 +108,20 @@ def test_a_world_that_remembers_less_is_the_same_here_and_in_python(visit, world
         found = [frame[4] for frame in dream["frames"]]
         assert found == list(checksums(short, dream))
         assert found != list(checksums(world, dream))
+
+
+@pytest.mark.parametrize("answer", ["continue_", "abort"])
+def test_a_dream_waits_for_the_picture_of_its_start(visit, site, answer):
+    held = []
+    page = visit("about:blank", quiet=False, service_workers="block")
+    page.route("**/world/0.jpg", lambda route: held.append(route))
+    page.goto(site)
+    expect(page.locator("#computed")).to_contain_text("thread")
+    page.wait_for_timeout(1000)  # in which the worker would write many frames
+    assert page.get_attribute("body", "data-frames") is None
+    for route in held:
+        getattr(route, answer)()
+    wait_for(page, 8)
 
 
 def test_a_link_plays_a_dream_again(visit, site):

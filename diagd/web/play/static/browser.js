@@ -6,7 +6,7 @@ const MAX_THREADS = 8;
 const MAX_SHARED = 6000; // characters of a link
 
 export class Browser {
-  /** handlers: welcome(document), frame(header, picture), kept(document), progress(share), computed(words), notice(message), state(name, message); canvas: what is recorded */
+  /** handlers: welcome(document), frame(header, picture, or a promise of it or of null), kept(document), progress(share), computed(words), notice(message), state(name, message); canvas: what is recorded */
   constructor(handlers, canvas) {
     Object.assign(this, { handlers, canvas, recorded: 0, logs: [], abilities: new Set(["share"]) });
     addEventListener("error", (event) => handlers.state("ended", `The page broke down (${event.message}).`));
@@ -108,7 +108,7 @@ export class Browser {
 
   #take(data) {
     if (data.type === "frame") {
-      if (data.header.begun) return this.#begun(data.header);
+      if (data.header.begun) return this.handlers.frame({ ...data.header, recorded: this.recorded }, this.#pictureOf(data.header.scene));
       if (this.recorder?.state === "recording") this.recorded++;
       this.#say(data.header.gpu);
       this.handlers.frame({ ...data.header, recorded: this.recorded }, data.picture);
@@ -155,10 +155,9 @@ export class Browser {
     this.worker.postMessage({ ...dream, type: "begin" });
   }
 
-  async #begun(header) {
-    const answer = await fetch(this.picture(header.scene)).catch(() => null);
-    if (answer?.ok) this.handlers.frame({ ...header, recorded: this.recorded }, await answer.blob());
-    else this.send({ type: "seen", frame: header.frame });
+  /** The picture of a start, or null if the host has lost it. */
+  #pictureOf(scene) {
+    return fetch(this.picture(scene)).then((answer) => answer.blob()).then(createImageBitmap).catch(() => null);
   }
 
   #log() {

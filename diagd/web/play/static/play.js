@@ -61,11 +61,14 @@ function welcome(document) {
   toast("Connected again. The old dream is gone, so this one starts anew.");
 }
 
-async function drawFrame(header, picture) {
-  const image = await createImageBitmap(picture);
-  stage.drawImage(image, 0, 0, stage.canvas.width, stage.canvas.height);
-  grid.show(image, header);
-  image.close();
+async function drawFrame(header, coming) {
+  const picture = await coming;
+  if (picture) {
+    const image = await createImageBitmap(picture);
+    stage.drawImage(image, 0, 0, stage.canvas.width, stage.canvas.height);
+    grid.show(image, header);
+    image.close();
+  }
   connection.send({ type: "seen", frame: header.frame });
   if (header.session_number !== state.session) {
     state.session = header.session_number;
