@@ -34,8 +34,9 @@ def tensors_in(*values: Any) -> Iterator[torch.Tensor]:
 class Stream:
     """Stands in for `torch.cuda.Stream`."""
 
-    def __init__(self, index: int) -> None:
-        self.index, self.device = index, torch.device("cuda", index)
+    def __init__(self, index: int | None = None) -> None:
+        self.index = torch.cuda.current_device() if index is None else index
+        self.device = torch.device("cuda", self.index)
 
     def wait_stream(self, other: "Stream") -> None:
         """Kernels run one after the other here."""
@@ -157,7 +158,7 @@ def capture_of(
         raise RuntimeError("INTERNAL ASSERT: the pool's graphs are all gone, so it is no more")
     machine.num_synchronized += 1
     graph.handle = next(_POOLS) if pool is None else pool
-    stream = stream or Stream(torch.cuda.current_device())
+    stream = stream or Stream()
     machine.num_captures += 1
     with machine.on(stream):
         machine.capture = Capture(graph, stream)

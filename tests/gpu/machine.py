@@ -8,6 +8,7 @@ tensor holds it, so a leak is a number. Not pretended: time, rounding, kernels r
 """
 
 import contextlib
+import functools
 import sys
 import weakref
 from collections import Counter
@@ -104,10 +105,10 @@ class Machine(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        named = (a for a in (kwargs.get("device"), *args) if isinstance(a, torch.device | str))
-        on_gpu = any(str(device).startswith("cuda") for device in named)
-        if not on_gpu and GpuTensor not in types:
-            return func(*args, **kwargs)
+        if GpuTensor not in types:
+            named = (a for a in (kwargs.get("device"), *args) if isinstance(a, torch.device | str))
+            if not any(str(device).startswith("cuda") for device in named):
+                return func(*args, **kwargs)
         return self.launch(func, args, kwargs)
 
     def wait(self, what: str) -> None:
@@ -119,8 +120,7 @@ class Machine(TorchDispatchMode):
 
     def launch(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run one operation on the device where its tensors are, or where it is asked to."""
-        name = func._schema.name.split("::")[1]
-        args, kwargs = _with_device_by_name(func, args, kwargs)
+        name, args, kwargs = _with_device_by_name(func, args, kwargs)
         tensors = list(tensors_in(args, kwargs))
         mine = [t for t in tensors if isinstance(t, GpuTensor)]
         target = _resolved(kwargs.get("device")) or (mine[0].device if mine else None)
@@ -223,12 +223,21 @@ class Machine(TorchDispatchMode):
             self.streams[stream.index] = before
 
 
-def _with_device_by_name(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Name all arguments from `device` on, which some calls give by place."""
+@functools.cache
+def _arguments_of(func: Any) -> tuple[str, list[str], int | None]:
+    """Return an operation's name, its arguments', and the place of its `device`."""
     names = [argument.name for argument in func._schema.arguments]
-    place = names.index("device") if "device" in names else len(args)
+    place = names.index("device") if "device" in names else None
+    return func._schema.name.split("::")[1], names, place
+
+
+def _with_device_by_name(func: Any, args: Any, kwargs: Any) -> tuple[str, Any, Any]:
+    """Return the operation's name, and name all arguments from `device` on, if given by place."""
+    name, names, place = _arguments_of(func)
+    if place is None:
+        return name, args, kwargs
     rest = zip(names[place:], args[place:], strict=False)
-    return args[:place], {**dict(rest), **kwargs}
+    return name, args[:place], {**dict(rest), **kwargs}
 
 
 def _resolved(device: Any) -> torch.device | None:
@@ -280,7 +289,7 @@ def pretended_gpus() -> Iterator[Machine]:
         "empty_cache": lambda: None,
         "reset_peak_memory_stats": lambda *_: None,
         "max_memory_allocated": lambda *_: machine.live_bytes,
-        "Stream": lambda *_: Stream(exchange_device()(-1)),
+        "Stream": Stream,
         "current_stream": current_stream,
         "stream": machine.on,
         "Event": lambda **_: Event(machine),

@@ -19,8 +19,8 @@ from diagd.decoding.sampling import sample
 from diagd.decoding.visibility import visible_slots
 from diagd.models.attention import StaticKVCache
 from diagd.models.transformer import Transformer
+from tests.decoding.cases import Case
 from tests.gpu.test_tokens import (
-    CASE,
     SAMPLINGS,
     TOLERANT,
     by_place,
@@ -30,6 +30,7 @@ from tests.gpu.test_tokens import (
 )
 
 SAMPLED = SAMPLINGS["sampled"]
+CASE = Case(num_frames=3, num_action_tokens=2)
 CAPTURING = "operation not permitted when stream is capturing: "
 
 

@@ -35,7 +35,7 @@ SAMPLINGS = {
 }
 TOLERANT = "tolerance=1.5,lanes=9"  # drafts decide, so every iteration counts
 MEASURED = ("exact",)  # as many lanes as pay on the machine
-CASE = Case(num_frames=3, num_action_tokens=2)
+CASE = Case(num_frames=2, num_action_tokens=2)
 ALONE = dataclasses.replace(CASE, batch_size=1)
 
 
