@@ -28,7 +28,7 @@ def flags_of(name: str, world: Path, folder: Path, out: Path) -> list[object]:
         return [*game, "--clips", 3, "--frames", 4, "--out", out]
     if name == "evaluate":
         clips = write_named_clips(folder / "clips", count=2)
-        short = ("--num-clips", 2, "--frames", 4, "--context-frames", 2, "--backend", "eager")
+        short = ("--num-clips", 2, "--frames", 4, "--context-frames", 2, "--backend", "native")
         return [
             "--clips",
             clips,

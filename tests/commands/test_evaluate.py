@@ -18,7 +18,7 @@ from tests.evaluation.lines import write_clips
 from tests.metrics.detectors import write_detector
 from tests.metrics.test_lpips import random_weights
 
-SHORT = ("--num-clips", 2, "--frames", 5, "--context-frames", 2, "--backend", "eager")
+SHORT = ("--num-clips", 2, "--frames", 5, "--context-frames", 2, "--backend", "native")
 SCHEDULES = ("--strategy", "raster k=2", "k=1")
 STRATEGIES_OF_A_CLIP = [*BASELINES, "raster", "k=2", "k=1"]
 
@@ -319,7 +319,7 @@ def test_the_likelihood_of_true_frames_is_that_of_the_schedules(evaluate, tmp_pa
     text = path.read_text()
     lines = read_results(path).clips
     assert {(line["strategy"]) for line in lines} == {"raster", "k=2", "k=1"}
-    generator = VideoGenerator.from_pretrained(world, backend="eager")
+    generator = VideoGenerator.from_pretrained(world, backend="native")
     for line in lines:
         clip = find_clips(clips, generator.vocabulary)[line["clip"]].read(5, 0, None, (24, 40))
         tokens = generator.tokenizer.encode(clip.frames)[None]
@@ -365,7 +365,7 @@ def test_drift_goes_on_past_the_clip_s_end(evaluate, command, tmp_path, world, c
     assert evaluate("--drift", "--frames", 14).document["measured"] == 0
     evaluate("--frames", 14).assert_refused("expected at least 14 frames from frame 0 on, got 6")
     record = next(r for r in records if r["strategy"] == "k=1")
-    generator = VideoGenerator.from_pretrained(world, backend="eager")
+    generator = VideoGenerator.from_pretrained(world, backend="native")
     size = generator.frame_size_px
     clip = find_clips(clips, generator.vocabulary)[record["clip"]].read(6, 0, None, size)
     assert clip.actions is not None
@@ -386,14 +386,14 @@ def test_drift_goes_on_past_the_clip_s_end(evaluate, command, tmp_path, world, c
 
 
 def test_revisit_turns_away_and_back(evaluate, command, tmp_path, world, clips):
-    flags = "--num-clips", 2, "--context-frames", 2, "--backend", "eager", "--strategy", "k=1"
+    flags = "--num-clips", 2, "--context-frames", 2, "--backend", "native", "--strategy", "k=1"
     flags = "--model", world, "--clips", clips, "--out", tmp_path / "out", *flags, "--json"
     outcome = command("evaluate", *flags, "--revisit", 3)
     assert outcome.code == 0, outcome.err
     records = read_results(tmp_path / "out" / "results.jsonl").clips
     assert [r["strategy"] for r in records] == ["reconstruction", "chance", "raster", "k=1"] * 2
     record = records[3]
-    generator = VideoGenerator.from_pretrained(world, backend="eager")
+    generator = VideoGenerator.from_pretrained(world, backend="native")
     size = generator.frame_size_px
     clip = find_clips(clips, generator.vocabulary)[record["clip"]].read(2, 0, None, size)
     assert clip.actions is not None

@@ -26,7 +26,7 @@ def meter_of(world, clips, **changes):
         "context_frames": GIVEN,
         "frames": FRAMES,
         "seed": 5,
-        "backend": "eager",
+        "backend": "native",
         "save_videos": True,
     }
     return ClipMeter(EvaluateOptions(**values | changes), "float32")
@@ -49,7 +49,7 @@ def test_a_schedule_s_line_is_what_the_pipeline_gives(strategy, steps, meter, wo
     record, frames = meter(Task("tiny", strategy, "clip_1"))
     clip = meter.clip("tiny", "clip_1")
     truth = clip.frames[GIVEN:]
-    generator = diagd.VideoGenerator.from_pretrained(world, backend="eager")
+    generator = diagd.VideoGenerator.from_pretrained(world, backend="native")
     video = generator.generate(
         clip.frames[:GIVEN],
         clip.actions[GIVEN:],
