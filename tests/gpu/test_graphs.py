@@ -77,7 +77,7 @@ def test_all_captures_are_on_one_stream_of_the_device_and_in_one_pool(gpus):
             model, _ = prepare(tiny(max_positions=max_positions).to(device))
             for strategy in ("k=1", "exact,lanes=8"):
                 decode(model, CASE, strategy, SAMPLED, device)
-    assert gpus.num_captures >= 12
+    assert gpus.num_captures >= 8
     assert len(gpus.used_streams) == 4  # where the host launches, and where steps are captured
     assert len(gpus.pools) == 4  # one for each model
 

@@ -1,5 +1,6 @@
 """Weights of 8 bits on the pretended GPU: the tokens of the same rounded model on the CPU."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,12 +17,13 @@ from tests.gpu.test_tokens import CASE, SAMPLINGS, decode, tiny
 SAMPLED = SAMPLINGS["sampled"]
 
 
+@cache
 def on_the_cpu(kind, strategy):
     model = round_linears(merge_linears(tiny(kind), pack=False), torch.bfloat16)
     return decode(model, CASE, strategy, SAMPLED).tokens
 
 
-@pytest.mark.parametrize("backend", ["eager", "cuda-graph", "auto"])
+@pytest.mark.parametrize("backend", ["eager", "auto"])
 @pytest.mark.parametrize("kind", ["llama", "wham"])
 def test_captured_steps_write_the_tokens_of_the_cpu(kind, backend, gpus):
     model, named = prepare(tiny(kind).to("cuda"), backend, int8=True)
