@@ -1,7 +1,7 @@
 """What the backends on CUDA keep (`tests/backends/`), on the pretended GPU.
 
-Not the compiler's, which has no GPU to write for; and not what is about rounding alone. Two kinds of
-models are enough: `test_tokens.py` has the others.
+Not the compiler's, which has no GPU to write for; not what is about rounding alone; and for two
+kinds of models: `test_tokens.py` has all.
 """
 
 from dataclasses import replace
