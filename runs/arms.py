@@ -69,11 +69,11 @@ STUDIES = {
         "train",
         SCRATCH,
         {
-            "raster": {"strategies": "raster"},
-            "k1": {"strategies": "k=1"},
-            "mixture": {"strategies": ALL},
-            "k2": {"strategies": "k=2"},
-            "k1-overlap": {"strategies": "k=1,d=14"},
+            "raster": {"strategy": "raster"},
+            "k1": {"strategy": "k=1"},
+            "mixture": {"strategy": ALL},
+            "k2": {"strategy": "k=2"},
+            "k1-overlap": {"strategy": "k=1,d=14"},
         },
         ("raster", "k=1", "k=2", "k=4", "k=1,d=14"),
     ),
@@ -90,9 +90,9 @@ STUDIES = {
         },
         {
             UNTOUCHED: {},
-            "raster": {"strategies": "raster"},
-            "k1": {"strategies": "k=1"},
-            "k1-action": {"strategies": "k=1/action"},  # a stand-in that can be learnt
+            "raster": {"strategy": "raster"},
+            "k1": {"strategy": "k=1"},
+            "k1-action": {"strategy": "k=1/action"},  # a stand-in that can be learnt
         },
         ("raster", "k=1", "k=1/action", "k=2"),
     ),
@@ -109,8 +109,8 @@ STUDIES = {
         },
         {
             UNTOUCHED: {},
-            "raster": {"strategies": "raster"},
-            "mixture": {"strategies": "raster k=1/action k=2/action k=1,d=14/action"},
+            "raster": {"strategy": "raster"},
+            "mixture": {"strategy": "raster k=1/action k=2/action k=1,d=14/action"},
         },
         ("raster", "k=1/action", "k=2/action", "k=4/action", "k=1,d=14/action", "k=1", "k=2"),
     ),

@@ -31,7 +31,8 @@ RECORD = (
 )
 HELDOUT = (
     *RECORD,
-    f"diagd tokenize --clips {WORK}/heldout --heldout {WORK}/heldout "
+    f"diagd record --scenario my_way_home --clips 2 --out {WORK}/few",  # it needs some to learn
+    f"diagd tokenize --clips {WORK}/few --heldout {WORK}/heldout "
     f"--tokenizer {MAZE}/tokenizer --actions {MAZE}/actions.json --out {WORK}/tokens",
 )
 TRAINING = (

@@ -7,9 +7,11 @@ import time
 import pytest
 import torch
 
+from diagd.cli import options_of
 from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.families.checkpoints import load_model
 from diagd.files import read_json_lines
+from diagd.flags import parse
 from diagd.tokenizers.shards import read_shards
 from diagd.training.loop import windows
 from diagd.training.mixture import Mixture
@@ -35,6 +37,15 @@ def options(tmp_path):
         return arms.Options(**{**folders, **values, "judged": JUDGED, **changes})
 
     return make
+
+
+@pytest.mark.parametrize("study", arms.STUDIES)
+def test_the_command_takes_the_flags_of_each_arm(study):
+    command, _, trained, _ = arms.STUDIES[study]
+    for arm in trained:
+        flags = arms.Options(study).flags(arm).items()
+        words = [str(word) for flag, value in flags for word in (f"--{flag}", value)]
+        assert parse(options_of(command), command, ["--tokens", ".", "--out", ".", *words], [])
 
 
 def test_an_arm_is_judged_by_what_each_strategy_costs(options, tmp_path):

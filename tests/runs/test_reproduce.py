@@ -1,11 +1,14 @@
 """The published tables that `make reproduce` measures again."""
 
 import json
+import shlex
 import subprocess
 import sys
 
 import pytest
 
+from diagd.cli import options_of
+from diagd.flags import parse, read_shared
 from runs import reproduce
 
 
@@ -48,8 +51,12 @@ def test_a_number_outside_of_its_range_is_told():
 def test_the_scripts_of_the_tables_exist_and_take_their_flags():
     for table in reproduce.TABLES.values():
         for command in table.commands:
-            program, script = command.split()[:2]
-            assert program == "diagd" or (reproduce.ROOT / script).is_file()
+            program, name, *flags = shlex.split(command.split(" > ")[0])
+            if program == "diagd":
+                read_shared(flags)
+                assert parse(options_of(name), name, flags, [])
+            else:
+                assert (reproduce.ROOT / name).is_file()
 
 
 def test_results_are_read_as_the_commands_write_them(tmp_path):
