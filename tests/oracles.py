@@ -300,21 +300,20 @@ class ReferenceStream:
 
     def full_forward(self, stand_ins: dict[int, Tensor]) -> dict[int, Tensor]:
         """Run all that was fed so far and this step's stand-ins; return (B, V) logits by slot."""
-        lanes = [(slot, self.fed_at[slot], self.ids[slot], False) for slot in sorted(self.fed_at)]
-        lanes += [(slot, self.now, ids, True) for slot, ids in sorted(stand_ins.items())]
-        visible = []
-        for q, (slot_q, fed_q, _, _) in enumerate(lanes):
-            row = []
-            for r, (slot_r, fed_r, _, is_stand_in) in enumerate(lanes):
-                known = fed_r <= fed_q < self.left_at.get(slot_r, math.inf)
-                row.append(q == r if is_stand_in else slot_r <= slot_q and known)
-            visible.append(row)
-        tokens = torch.stack([ids for _, _, ids, _ in lanes], dim=1)
-        positions = torch.tensor([slot for slot, _, _, _ in lanes])
-        logits = self.logits_fn(tokens, positions, torch.tensor(visible))
+        lanes = [(slot, self.fed_at[slot], self.ids[slot]) for slot in sorted(self.fed_at)]
+        lanes += [(slot, self.now, ids) for slot, ids in sorted(stand_ins.items())]
+        slots, fed = (torch.tensor([lane[i] for lane in lanes]) for i in range(2))
+        left = torch.tensor([self.left_at.get(slot, math.inf) for slot, _, _ in lanes])
+        known = (fed <= fed[:, None]) & (fed[:, None] < left)
+        visible = (slots <= slots[:, None]) & known
+        # a stand-in is seen by itself alone
+        itself, stand_in = torch.eye(len(lanes), dtype=torch.bool), slice(len(self.fed_at), None)
+        visible[:, stand_in] = itself[:, stand_in]
+        tokens = torch.stack([ids for _, _, ids in lanes], dim=1)
+        logits = self.logits_fn(tokens, slots, visible)
         # no slot has both its token and a stand-in, so the key is unique
-        assert len({slot for slot, _, _, _ in lanes}) == len(lanes)
-        return {slot: logits[:, q] for q, (slot, _, _, _) in enumerate(lanes)}
+        assert len({slot for slot, _, _ in lanes}) == len(lanes)
+        return {slot: logits[:, q] for q, (slot, _, _) in enumerate(lanes)}
 
 
 def diagonal_reference(

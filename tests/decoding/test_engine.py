@@ -26,8 +26,9 @@ from tests.decoding.cases import (
     reference_sampler,
 )
 
-engine_settings = settings(max_examples=25, deadline=None, derandomize=True)
+engine_settings = settings(max_examples=18, deadline=None, derandomize=True)
 few_settings = settings(max_examples=8, deadline=None, derandomize=True)
+OURS = st.sampled_from(["own", "native"])
 
 
 def generate(model, case: Case, **options) -> torch.Tensor:
@@ -38,47 +39,48 @@ def generate(model, case: Case, **options) -> torch.Tensor:
     return diagd.generate_tokens(model, prompt, schedule, **options).tokens
 
 
-@pytest.mark.parametrize("name", MODELS)
 @given(case=cases())
 @few_settings
-def test_raster_lags_reproduce_sequential_decoding(name, case):
+def test_raster_lags_reproduce_sequential_decoding(case):
     schedule = diagd.DiagonalSchedule.raster(case.grid)
     expected = oracles.greedy_raster(
         causal_forward, case.prompt, case.num_frames, case.height, case.width, case.actions()
     )
-    assert torch.equal(generate(model_of(name), case, schedule=schedule), expected)
+    for name in MODELS:
+        assert torch.equal(generate(model_of(name), case, schedule=schedule), expected)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("row_start", ROW_STARTS)
-def test_raster_is_what_transformers_generate_writes(name, row_start):
-    case = Case(prefix_length=4, row_start=row_start)
+def test_raster_is_what_transformers_generate_writes():
+    case = Case(prefix_length=4)
     prompt = case.prompt
     sequence = llama().generate(  # pyright: ignore[reportAttributeAccessIssue]
         prompt, max_new_tokens=case.grid.num_tokens, do_sample=False
     )
-    tokens = generate(model_of(name), case, schedule=diagd.DiagonalSchedule.raster(case.grid))
-    assert torch.equal(tokens.flatten(1), sequence[:, prompt.shape[1] :])
+    schedule = diagd.DiagonalSchedule.raster(case.grid)
+    for name in MODELS:
+        tokens = generate(model_of(name), case, schedule=schedule)
+        assert torch.equal(tokens.flatten(1), sequence[:, prompt.shape[1] :])
 
 
-@pytest.mark.parametrize("name", MODELS)
 @given(case=cases())
 @engine_settings
-def test_greedy_decoding_is_the_cache_free_reference(name, case):
+def test_greedy_decoding_is_the_cache_free_reference(case):
     expected = case.reference().decode(
         case.num_frames, case.row_lag, case.frame_lag, case.actions()
     )
-    assert torch.equal(generate(model_of(name), case), expected)
+    for name in MODELS:
+        assert torch.equal(generate(model_of(name), case), expected)
 
 
 @given(
     case=cases(),
+    model=OURS,
     temperature=st.sampled_from([0.5, 1.0, 3.0]),
     top_k=st.sampled_from([None, 1, 5]),
     top_p=st.sampled_from([None, 0.3, 0.9]),
 )
 @engine_settings
-def test_sampled_decoding_is_the_cache_free_reference(case, temperature, top_k, top_p):
+def test_sampled_decoding_is_the_cache_free_reference(case, model, temperature, top_k, top_p):
     valid_range = (2, NUM_VISUAL)
     sampling = diagd.SamplingOptions(temperature, top_k, top_p, valid_range)
     seeds = [case.seed + b for b in range(case.batch_size)]
@@ -86,18 +88,18 @@ def test_sampled_decoding_is_the_cache_free_reference(case, temperature, top_k, 
     expected = case.reference(sampler).decode(
         case.num_frames, case.row_lag, case.frame_lag, case.actions()
     )
-    assert torch.equal(generate(model_of("own"), case, sampling=sampling, seed=case.seed), expected)
+    assert torch.equal(generate(model_of(model), case, sampling=sampling, seed=case.seed), expected)
 
 
-@given(case=cases(), temperature=st.sampled_from([0.0, 1.0]))
+@given(case=cases(), model=OURS, temperature=st.sampled_from([0.0, 1.0]))
 @engine_settings
-def test_every_place_keeps_to_its_own_range_of_ids(case, temperature):
+def test_every_place_keeps_to_its_own_range_of_ids(case, model, temperature):
     generator = torch.Generator().manual_seed(case.seed)
     low = torch.randint(0, NUM_VISUAL - 4, (case.height, case.width), generator=generator)
     size = torch.randint(1, 5, (case.height, case.width), generator=generator)
     valid_range = torch.stack([low, low + size], dim=-1)
     sampling = diagd.SamplingOptions(temperature, valid_range=valid_range)
-    tokens = generate(model_of("own"), case, sampling=sampling, seed=case.seed)
+    tokens = generate(model_of(model), case, sampling=sampling, seed=case.seed)
     assert (tokens >= low).all()
     assert (tokens < low + size).all()
     seeds = [case.seed + b for b in range(case.batch_size)]
@@ -131,7 +133,6 @@ def test_stand_ins_when_nothing_but_the_policy_differs(
     row_start, num_action_tokens, context_frames
 ):
     case = Case(
-        num_frames=4,
         row_lag=1,
         frame_lag=2,
         num_action_tokens=num_action_tokens,
@@ -139,8 +140,8 @@ def test_stand_ins_when_nothing_but_the_policy_differs(
         row_start=row_start,
         seed=5,
     )
-    expected = case.reference().decode(4, 1, 2, case.actions())
-    assert torch.equal(generate(model_of("own"), case), expected)
+    expected = case.reference().decode(3, 1, 2, case.actions())
+    assert torch.equal(generate(model_of("native"), case), expected)
 
 
 def test_policies_differ():
@@ -180,16 +181,16 @@ def test_three_dimensional_positions_follow_the_slots(height):
     assert torch.equal(generate(model, case), expected)
 
 
-@given(case=cases(), temperature=st.sampled_from([0.0, 1.0]))
+@given(case=cases(), model=OURS, temperature=st.sampled_from([0.0, 1.0]))
 @engine_settings
-def test_a_batch_is_its_rows_one_by_one(case, temperature):
-    case = dataclasses.replace(case, batch_size=3)
+def test_a_batch_is_its_rows_one_by_one(case, model, temperature):
+    case = dataclasses.replace(case, batch_size=2)
     sampling = diagd.SamplingOptions(temperature)
-    together = generate(model_of("own"), case, sampling=sampling, seed=case.seed)
+    together = generate(model_of(model), case, sampling=sampling, seed=case.seed)
     actions = case.actions()
-    for b in range(3):
+    for b in range(2):
         alone = generate(
-            model_of("own"),
+            model_of(model),
             case,
             prompt=case.prompt[b : b + 1],
             actions=None if actions is None else actions[b : b + 1],

@@ -91,19 +91,19 @@ def lag_of(case):
     return case.frame_lag or (case.height - 1) * case.row_lag + case.width
 
 
-@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("case", SEAMS, ids=str)
-def test_decoding_is_the_cache_free_reference(name, case):
+def test_decoding_is_the_cache_free_reference(case):
     actions, _ = case.ids(case.num_frames)
     lags = case.row_lag, lag_of(case)
     schedule = diagd.DiagonalSchedule(case.layout.grid, *lags)
     given = {"context_frames": case.context_frames, "num_seam_tokens": case.seam}
-    out = diagd.generate_tokens(
-        model_of(name), case.prompt(), schedule, actions, sampling=GREEDY, **given
-    )
     expected = case.reference(best).decode(case.num_frames, *lags, actions)
-    assert torch.equal(out.tokens, expected)
-    assert len(out.tokens.unique()) > 4
+    assert len(expected.unique()) > 4
+    for name in MODELS:
+        out = diagd.generate_tokens(
+            model_of(name), case.prompt(), schedule, actions, sampling=GREEDY, **given
+        )
+        assert torch.equal(out.tokens, expected)
 
 
 def test_frames_leave_a_full_context_with_their_seam():

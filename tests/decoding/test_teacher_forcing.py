@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -122,7 +123,7 @@ def logits_of_engine(model, case: Case, frames: Tensor) -> Tensor:
 
 
 @given(case=cases())
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 def test_one_forward_gives_the_logits_of_the_cache_free_reference(case):
     frames, sequence = truth_of(case)
     expected = logits_of_reference(case, frames)
@@ -130,7 +131,7 @@ def test_one_forward_gives_the_logits_of_the_cache_free_reference(case):
 
 
 @given(case=cases())
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 def test_separators_that_end_rows_are_known_beforehand(case):
     """Where a separator comes next, nothing is read."""
     frames, sequence = truth_of(case, has_row_ends=True)
@@ -140,18 +141,20 @@ def test_separators_that_end_rows_are_known_beforehand(case):
     assert_close(logits, expected[:, drawn])
 
 
-@pytest.mark.parametrize("row_start", ROW_STARTS)
-@pytest.mark.parametrize("lags", SCHEDULES.values(), ids=SCHEDULES)
-@pytest.mark.parametrize("num_action_tokens", [0, 1, 2])
-@pytest.mark.parametrize("context_frames", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "row_start"),
+    [*product(list(SCHEDULES)[:-1], ROW_STARTS), ("raster", "temporal")],  # that has no stand-ins
+)
+@pytest.mark.parametrize(("context_frames", "num_action_tokens"), [(1, 0), (2, 1), (1, 2)])
 def test_one_forward_gives_the_logits_of_the_engine(
-    context_frames, num_action_tokens, lags, row_start
+    context_frames, num_action_tokens, name, row_start
 ):
+    row_lag, frame_lag = SCHEDULES[name]
     case = Case(
         num_action_tokens=num_action_tokens,
         context_frames=context_frames,
-        row_lag=lags[0],
-        frame_lag=lags[1],
+        row_lag=row_lag,
+        frame_lag=frame_lag,
         row_start=row_start,
     )
     frames, sequence = truth_of(case)

@@ -1,6 +1,7 @@
 """A stream that outgrows its context: the oldest frame leaves, and nothing is read again."""
 
 import dataclasses
+from functools import cache
 from typing import Any
 
 import pytest
@@ -55,10 +56,10 @@ def reference(case: Case, window: int, temperature=0.7):
     case=cases(),
     more=st.integers(1, 2),
     model=st.sampled_from(["own", "native"]),
-    chunks=st.lists(st.integers(1, 4), min_size=2, max_size=4),
+    chunks=st.lists(st.integers(1, 3), min_size=2, max_size=3),
     spare=st.integers(0, 1),
 )
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 def test_every_frame_is_that_of_the_oracle_with_the_same_window(case, more, model, chunks, spare):
     window = max(2, case.context_frames + more)
     engine, slow = open_stream(case, window, model, spare), reference(case, window)
@@ -72,24 +73,29 @@ def test_every_frame_is_that_of_the_oracle_with_the_same_window(case, more, mode
     assert engine.stream.num_held == min(total, window)
 
 
+@cache
+def window_oracle(case: Case, window: int, row_lag: int, frame_lag: int) -> torch.Tensor:
+    stream = dataclasses.replace(case.reference(sampler_of(case, SAMPLED)), window=window)
+    return stream.decode(case.num_frames, row_lag, frame_lag, case.actions())
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("num_action_tokens", [0, 2])
 def test_every_strategy_keeps_the_window(name, num_action_tokens):
     """Schedules and raster's tokens have the oracle; the others at least go on, and are causal."""
     strategy, window = diagd.parse_strategy(name), 3
-    case = Case(batch_size=1, num_action_tokens=num_action_tokens, num_frames=7, seed=2)
+    case = Case(batch_size=1, num_action_tokens=num_action_tokens, num_frames=4, seed=2)
     engine = open_stream(case, window, "native", sampling=SAMPLED)
-    written = decode(engine, strategy, case.actions(), 7)
-    slow = dataclasses.replace(case.reference(sampler_of(case, SAMPLED)), window=window)
+    written = decode(engine, strategy, case.actions(), 4)
     lags = case.width, case.height * case.width
     if strategy.has_schedule:
         schedule = strategy.schedule(case.grid)
-        slow = dataclasses.replace(slow, row_start=schedule.row_start)
+        case = dataclasses.replace(case, row_start=schedule.row_start)
         lags = schedule.row_lag, schedule.frame_lag
     elif strategy.promise != "tokens":
-        assert written.shape == (1, 7, 3, 5)
+        assert written.shape == (1, 4, 3, 5)
         return
-    assert torch.equal(written, slow.decode(7, *lags, case.actions()))
+    assert torch.equal(written, window_oracle(case, window, *lags))
 
 
 def test_a_batch_is_its_rows_one_by_one():

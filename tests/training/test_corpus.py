@@ -135,7 +135,7 @@ def _vocabulary(folder):
 
 
 def test_a_second_call_learns_from_no_clip_again(options, tmp_path, monkeypatch):
-    write_clips(tmp_path / "clips", num_clips=12, num_frames=4)
+    write_clips(tmp_path / "clips", num_clips=4, num_frames=4)
     first = tokenize(options())
     read = []
     monkeypatch.setattr(

@@ -22,6 +22,20 @@ from tests.worlds import SHARD_NAMES as NAMES
 from tests.worlds import clips_of, write_shard
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture
+def whole(options, kept) -> Path:
+    """Return the folder of a run that nobody killed, made once; to be read only."""
+    run = options(kept / "whole")
+    if not run.out.exists():
+        pretrain(run)
+    return run.out
+
+
 def test_the_learning_rate_warms_up_and_follows_a_cosine_to_a_tenth(options):
     run = options(steps=10, warmup_steps=4, learning_rate=8.0)
     rates = [run.learning_rate_at(step) for step in range(11)]
@@ -98,23 +112,34 @@ def test_held_frames_need_an_action_for_standing_still(options, tmp_path):
     assert not options().out.exists()
 
 
-@pytest.mark.parametrize("killed_after", [0, 1, 7, 8, 11])
-@pytest.mark.parametrize("save_minutes", [0.0, 1e9], ids=["saves always", "never saves"])
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(save_minutes, killed_after, options):
-    setup = {"optimizer": "muon", "hold": 0.3} if killed_after == 7 else {}
-    whole = options("whole", **setup)
-    killed = options("killed", save_minutes=save_minutes, **setup)
-    pretrain(whole)
+@pytest.mark.parametrize(
+    ("save_minutes", "killed_after"),
+    [*((0.0, steps) for steps in (0, 1, 8, 11)), (1e9, 1), (1e9, 8)],
+)
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(
+    save_minutes, killed_after, options, whole
+):
+    killed = options("killed", save_minutes=save_minutes)
     run_killed(pretrain, killed, killed_after)
+    pretrain(killed)
+    assert_same_run(killed.out, whole)
+
+
+def test_so_does_one_of_muon_and_held_frames(options):
+    setup = {"optimizer": "muon", "hold": 0.3}
+    whole, killed = options("whole", **setup), options("killed", save_minutes=0.0, **setup)
+    pretrain(whole)
+    run_killed(pretrain, killed, 7)
     pretrain(killed)
     assert_same_run(killed.out, whole.out)
 
 
 @pytest.mark.parametrize("saved_at", [5, 6])
-def test_lines_logged_after_the_last_checkpoint_are_not_doubled(saved_at, options, monkeypatch):
+def test_lines_logged_after_the_last_checkpoint_are_not_doubled(
+    saved_at, options, whole, monkeypatch
+):
     """A run that saved a while before it was killed has logged steps it will do again."""
-    whole, killed = options("whole"), options("killed", save_minutes=1e9)
-    pretrain(whole)
+    killed = options("killed", save_minutes=1e9)
     original = loop.TrainingRun.take_step
 
     def step(self, loss):
@@ -127,15 +152,14 @@ def test_lines_logged_after_the_last_checkpoint_are_not_doubled(saved_at, option
         run_killed(pretrain, killed, 9)
     pretrain(killed)
     steps = [line["step"] for line in log_of(killed.out)]
-    assert steps == [line["step"] for line in log_of(whole.out)]
-    ours, theirs = weights_of(killed.out), weights_of(whole.out)
+    assert steps == [line["step"] for line in log_of(whole)]
+    ours, theirs = weights_of(killed.out), weights_of(whole)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 @pytest.mark.parametrize("point", ["in save_state", "before run.json", "before the old one goes"])
-def test_a_run_killed_while_it_saves_goes_on(point, options, monkeypatch):
-    whole, killed = options("whole"), options("killed", save_minutes=0.0, log_every=2)
-    pretrain(whole)
+def test_a_run_killed_while_it_saves_goes_on(point, options, whole, monkeypatch):
+    killed = options("killed", save_minutes=0.0, log_every=2)
     where, name = {
         "in save_state": (loop.Accelerator, "save_state"),
         "before run.json": (loop, "write_json"),
@@ -153,7 +177,7 @@ def test_a_run_killed_while_it_saves_goes_on(point, options, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             pretrain(killed)
     pretrain(killed)
-    ours, theirs = weights_of(killed.out), weights_of(whole.out)
+    ours, theirs = weights_of(killed.out), weights_of(whole)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     names = [path.name for path in (killed.out / "training").iterdir()]
     assert sorted(names) == ["run.json", f"step_{log_of(killed.out)[-1]['step']}"]
@@ -174,14 +198,13 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_old_one(options, monkeypatch)
     assert sorted((run.out / "training").rglob("*")) == before
 
 
-def test_a_log_whose_last_line_was_cut_short_does_not_stop_a_run(options):
-    whole, killed = options("whole"), options("killed", save_minutes=0.0)
-    pretrain(whole)
+def test_a_log_whose_last_line_was_cut_short_does_not_stop_a_run(options, whole):
+    killed = options("killed", save_minutes=0.0)
     run_killed(pretrain, killed, 6)
     with (killed.out / "log.jsonl").open("a") as log:
         log.write('{"step": 7, "lo')
     pretrain(killed)
-    assert_same_run(killed.out, whole.out)
+    assert_same_run(killed.out, whole)
 
 
 def test_a_finished_run_is_left_as_it_is(options):
@@ -327,12 +350,11 @@ def test_processes_agree_on_the_time_about_once_a_second(pace, agreements):
     assert len(asked) == pytest.approx(agreements, abs=1)
 
 
-@pytest.mark.parametrize("killed_after", [1, 7])
-def test_time_spent_is_part_of_the_checkpoint(killed_after, options, second_a_step):
+def test_time_spent_is_part_of_the_checkpoint(options, second_a_step):
     timed = {"steps": None, "minutes": 0.2}
     whole, killed = options("whole", **timed), options("killed", save_minutes=0.0, **timed)
     pretrain(whole)
-    run_killed(pretrain, killed, killed_after)
+    run_killed(pretrain, killed, 7)
     pretrain(killed)
     assert_same_run(killed.out, whole.out)
     assert json.loads((killed.out / "training" / "run.json").read_text())["seconds"] == 12

@@ -23,7 +23,7 @@ FRAMES = rectangles(24)
 @pytest.fixture
 def options(tmp_path):
     return TokenizeOptions(
-        clips=tmp_path, out=tmp_path / "out", steps=6, batch=4, codes=20, learning_rate=1e-3
+        clips=tmp_path, out=tmp_path / "out", steps=2, batch=4, codes=20, learning_rate=1e-3
     )
 
 
@@ -40,7 +40,7 @@ def rows(options) -> list[dict]:
 
 
 def test_training_paints_frames_better(options):
-    options = dataclasses.replace(options, steps=100, learning_rate=2e-3)
+    options = dataclasses.replace(options, steps=100, batch=2, learning_rate=2e-3)
     start = measure_tokenizer(small_tokenizer(), FRAMES)["psnr"]
     trained = train(options)
     assert measure_tokenizer(trained, FRAMES)["psnr"] > start + 0.5
@@ -51,20 +51,20 @@ def test_training_paints_frames_better(options):
 
 @pytest.mark.parametrize("sharpen", [0.0, 0.05])
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(sharpen, options, tmp_path, monkeypatch):
-    options = dataclasses.replace(options, sharpen=sharpen)
+    options = dataclasses.replace(options, steps=4, sharpen=sharpen)
     whole = train(options)
     killed = dataclasses.replace(options, out=tmp_path / "killed", checkpoint_s=0.0)
     advance = TokenizerTrainer.advance
 
-    def die_in_step_four(trainer, frames, pool):
-        if trainer.step == 3:
+    def die_in_step_three(trainer, frames, pool):
+        if trainer.step == 2:
             raise KeyboardInterrupt
         return advance(trainer, frames, pool)
 
-    monkeypatch.setattr(TokenizerTrainer, "advance", die_in_step_four)
+    monkeypatch.setattr(TokenizerTrainer, "advance", die_in_step_three)
     with pytest.raises(KeyboardInterrupt):
         train(killed)
-    (killed.out / LOG_NAME).write_text('{"step": 3}\n{"step": 5}\n{"st')  # written after the save
+    (killed.out / LOG_NAME).write_text('{"step": 2}\n{"step": 3}\n{"st')  # written after the save
     steps = []
     monkeypatch.setattr(
         TokenizerTrainer,
@@ -72,8 +72,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(sharpen, options, tmp_p
         lambda trainer, *rest: steps.append(trainer.step) or advance(trainer, *rest),
     )
     assert weights(train(killed)).equal(weights(whole))
-    assert steps == [3, 4, 5]
-    assert [row["step"] for row in rows(killed)] == [3, 6]
+    assert steps == [2, 3]
+    assert [row["step"] for row in rows(killed)] == [2, 4]
 
 
 def test_a_finished_run_is_not_repeated(options, monkeypatch):
@@ -83,15 +83,15 @@ def test_a_finished_run_is_not_repeated(options, monkeypatch):
 
 
 def test_workers_share_a_batch(options, tmp_path):
-    one = train(dataclasses.replace(options, threads=1, steps=2))
-    two = train(dataclasses.replace(options, threads=2, steps=2, out=tmp_path / "two"))
+    one = train(dataclasses.replace(options, threads=1))
+    two = train(dataclasses.replace(options, threads=2, out=tmp_path / "two"))
     # bfloat16 sums in another order, through two steps of Adam at 1e-3
     assert (weights(one) - weights(two)).abs().max() < 5e-3
 
 
 def test_a_tokenizer_is_trained_further(options, tmp_path):
     first = train(options)
-    again = dataclasses.replace(options, init=options.out, out=tmp_path / "again", steps=2)
+    again = dataclasses.replace(options, init=options.out, out=tmp_path / "again")
     assert not weights(train(again)).equal(weights(first))
 
 
@@ -123,15 +123,15 @@ def test_codes_out_of_use_start_again(options):
     with torch.no_grad():
         tokenizer.codebook[5:] = 100.0  # far from every frame
     tokenizer.save_pretrained(options.out / "far")
-    options = dataclasses.replace(options, init=options.out / "far", steps=100)
+    options = dataclasses.replace(options, init=options.out / "far", steps=40, batch=24)
     assert measure_tokenizer(tokenizer, FRAMES)["codes_used"] <= 5
     assert measure_tokenizer(train(options), FRAMES)["codes_used"] > 10
 
 
 def test_a_run_with_other_options_is_refused(options):
     train(options)
-    with pytest.raises(ValueError, match=r"state.pt is of a run with steps=6, now 7; choose anot"):
-        train(dataclasses.replace(options, steps=7))
+    with pytest.raises(ValueError, match=r"state.pt is of a run with steps=2, now 3; choose anot"):
+        train(dataclasses.replace(options, steps=3))
 
 
 def test_a_corrupt_state_is_refused(options):

@@ -6,7 +6,7 @@ The plain one pads a text in front and hides the padding, as its makers do; ours
 import json
 import shutil
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, T5EncoderModel
 
 import diagd
 from diagd.backends.native.model import NativeModel
+from diagd.benchmark import steps
 from diagd.decoding.sampling import SamplingOptions
 from diagd.families.checkpoints import build_model, find_model
 from diagd.models.huggingface import HuggingFaceModel
@@ -25,7 +26,7 @@ from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.world_folder import load_parts
 from diagd.tokenizers.text import TextIds
 from tests import oracles
-from tests.families.images import check_prices, reference_image
+from tests.families.images import check_prices, measure_once, reference_image
 from tests.families.llamagen.plain import (
     Tensors,
     random_text_checkpoint,
@@ -62,7 +63,7 @@ def released(weights, tmp_path_factory) -> Path:
     return folder / "t2i_XL_stage1_256.pt"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def world(released) -> VideoGenerator:
     """Load it for images that are not square, so that rows are told from columns."""
     return world_of(released, lambda model: model)
@@ -82,6 +83,7 @@ def world_of(released, prepare) -> VideoGenerator:
     return VideoGenerator(model, config, parts.tokenizer, None, parts.defaults, text=parts.text)
 
 
+@cache
 @torch.no_grad()
 def padded(released, text) -> tuple[torch.Tensor, torch.Tensor]:
     """Encode a text as its makers do: (places, size), and (places,) whether there is a token."""
@@ -150,23 +152,25 @@ def test_logits_are_those_of_the_plain_model(weights, released, world, text):
 
 
 @pytest.mark.proves("LlamaGen-T2I", "native", "guidance", "raster", "diagonals")
-@pytest.mark.parametrize("backend", ["eager", "native"])
 @pytest.mark.parametrize("scale", [SCALE, 1.0])
-def test_images_are_those_of_the_plain_model(weights, released, scale, backend):
+def test_images_are_those_of_the_plain_model(weights, released, world, scale):
     """Guided by default; raster's loop and diagonals, each token of both prompts fed anew."""
-    world = world_of(released, NativeModel if backend == "native" else lambda model: model)
     given = {} if scale == SCALE else {"guidance": scale}
-    written = []
-    for text, row_lag in ((TEXT, WIDTH), (TEXT, 1), (OTHER, 2), (TEXT, WIDTH)):
+    raster = TEXT, WIDTH
+    written = {}
+    for text, row_lag in (raster, (TEXT, 1), (OTHER, 2)):
         ids, full = read(world, text), plain(weights, released, text)
         expected = reference_image(full, ids, scale, HEIGHT, WIDTH, row_lag, oracles.greedy, None)
-        image = world.generate(text=text, strategy=f"k={row_lag}", sampling=GREEDY, **given)
-        assert torch.equal(image.tokens, expected)
         assert len(expected.unique()) > 4
-        written.append(expected)
-    assert not torch.equal(written[0], written[1])
-    exact = world.generate([None, None], text=TEXT, strategy="exact", sampling=GREEDY, **given)
-    assert all(torch.equal(image.tokens, written[0]) for image in exact)
+        written[text, row_lag] = expected
+    assert not torch.equal(written[raster], written[TEXT, 1])
+    for backend in (world, world_of(released, NativeModel)):
+        for text, row_lag in (*written, raster):
+            image = backend.generate(text=text, strategy=f"k={row_lag}", sampling=GREEDY, **given)
+            assert torch.equal(image.tokens, written[text, row_lag])
+        several = {"strategy": "exact", "sampling": GREEDY, **given}
+        for image in backend.generate([None, None], text=TEXT, **several):
+            assert torch.equal(image.tokens, written[raster])
 
 
 @pytest.mark.proves("LlamaGen-T2I", "int8")
@@ -190,6 +194,7 @@ def test_prices_are_those_of_a_decoder_without_a_cache(weights, released, comman
 
 def test_the_command_line_writes_a_picture(released, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(steps, "measure_ceilings", measure_once)
     flags = "--text", TEXT, "-k", 1, "--dtype", "float32", "--json"
     outcome = command("generate", "--model", released, *flags)
     assert outcome.code == 0, outcome.err

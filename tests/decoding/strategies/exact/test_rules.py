@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import diagd
+from diagd.backends.native.model import NativeModel
 from diagd.decoding.sampling import Draw, ValidRanges
 from diagd.decoding.strategies.exact import couple, keep_within
 from tests.decoding.cases import Case, Passing, model_of
@@ -103,8 +104,7 @@ def test_lossless_rules_write_the_distribution_of_the_model(strategy):
     assert exact.max() < 0.5
 
 
-def steps_of(strategy: str, seed: int) -> int:
-    model = tiny_model(num_action_tokens=0)
+def steps_of(model: NativeModel, strategy: str, seed: int) -> int:
     out = diagd.generate_tokens(
         model,
         torch.arange(15)[None],
@@ -118,6 +118,7 @@ def steps_of(strategy: str, seed: int) -> int:
 
 def test_tolerance_and_coupling_save_steps():
     strategies = ("exact,lanes=15", "tolerance=20,lanes=15", "sjd,lanes=15", "mc-sjd,lanes=15")
-    steps = {name: sum(steps_of(name, seed) for seed in range(12)) for name in strategies}
+    model = NativeModel(tiny_model(num_action_tokens=0))
+    steps = {name: sum(steps_of(model, name, seed) for seed in range(12)) for name in strategies}
     assert steps["tolerance=20,lanes=15"] < steps["exact,lanes=15"]
     assert steps["mc-sjd,lanes=15"] < steps["sjd,lanes=15"]
