@@ -314,7 +314,7 @@ def test_with_json_whatever_a_command_prints_goes_to_stderr(name, command, monke
     def noisy(options: NoOptions):
         print("a table")
         os.write(1, b"a library in C\n")
-        subprocess.run([sys.executable, "-c", "print('another program')"], check=True)
+        subprocess.run([sys.executable, "-S", "-c", "print('another program')"], check=True)
         return {"name": name, "loss": float("nan")}
 
     monkeypatch.setattr(diagd.cli, "function_of", lambda name: noisy)
@@ -369,22 +369,24 @@ def test_a_mistyped_command_is_guessed(typed, meant, command):
     command(typed).assert_refused(rf"unknown command '{typed}', did you mean {meant}\?")
 
 
-@pytest.mark.parametrize("name", ["play", "study", "train", "finetune", "report", "record"])
-def test_a_missing_extra_is_told_before_anything_slow_is_imported(name):
+def test_a_missing_extra_is_told_before_anything_slow_is_imported():
+    names = ["play", "study", "train", "finetune", "report", "record"]
     modules = [module for modules in EXTRAS.values() for module in modules]
     script = f"""
 import sys
 sys.modules.update(dict.fromkeys({modules}))
-sys.argv = ["diagd", {name!r}]
 from diagd.cli import main
-try:
-    main()
-except SystemExit as stop:
-    print(stop.code, {{"torch", "transformers"}} & set(sys.modules))
+for name in {names}:
+    sys.argv = ["diagd", name]
+    try:
+        main()
+    except SystemExit as stop:
+        print(name, stop.code, {{"torch", "transformers"}} & set(sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout == "2 set()\n"
-    assert f"error: diagd {name} needs " in done.stderr
+    assert done.stdout.splitlines() == [f"{name} 2 set()" for name in names]
+    for name, line in zip(names, done.stderr.splitlines(), strict=True):
+        assert line.startswith(f"error: diagd {name} needs ")
 
 
 def test_an_interrupted_command_ends_quietly(command, monkeypatch):

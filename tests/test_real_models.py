@@ -6,6 +6,9 @@ of the families' shapes; frames come from files written here.
 
 import json
 import shutil
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -121,13 +124,22 @@ TEXT = {
 }
 
 
+@cache
+def tokenizer_files():
+    """Return TorchScript files by name, which take most of a second to write."""
+    with TemporaryDirectory() as folder:
+        write_scripts(Path(folder))
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
 def write_cosmos(folder, **changes):
     """Write a random Cosmos-shaped folder, and TorchScript tokenizer files beside it."""
     save_model(Transformer.random(cosmos_config(**changes)), folder / "model")
     defaults = {"fps": 25, "context_frames": 9, "num_frames": 24, "overlap": True}
     (folder / "model" / "generation.json").write_text(json.dumps(defaults))
     (folder / "tokenizer").mkdir(exist_ok=True)
-    write_scripts(folder / "tokenizer")
+    for name, content in tokenizer_files().items():
+        (folder / "tokenizer" / name).write_bytes(content)
     return "--model", folder / "model", "--tokenizer", folder / "tokenizer"
 
 

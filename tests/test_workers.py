@@ -109,13 +109,6 @@ def test_ray_that_is_missing_is_named(monkeypatch):
             next(do_tasks([2, 4], partial(Halver, 0), pool))
 
 
-def test_one_process_needs_no_ray():
-    script = "import sys, diagd.commands.evaluate, diagd.commands.generate as _\n"
-    script += "print('ray' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("False\n", "")
-
-
 def start(world, clips, out, *flags):
     command = [sys.executable, "-m", "diagd", "evaluate", "--clips", clips, "--out", out]
     options = "--model", world, "--frames", 5, "--context-frames", 2, "--backend", "eager"

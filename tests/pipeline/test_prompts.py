@@ -175,7 +175,7 @@ def test_a_picture_unlike_all_that_the_world_learned_is_noted(command, tmp_path)
         (note,) = likeness_notes(world.tokenizer, folder, foreign)
         assert "learned nothing that looks like this picture" in note
     write_image(tmp_path / "corridor.png", corridor(height, width))
-    flags = "--prompt", tmp_path / "corridor.png", "--frames", 1, "--output", tmp_path / "a.mp4"
-    outcome = command("generate", *flags, "--json")
+    flags = "--prompt", tmp_path / "corridor.png", "--frames", 1, "--raster-frames", 0
+    outcome = command("generate", *flags, "--output", tmp_path / "a.mp4", "--json")
     assert outcome.code == 0, outcome.err
     assert "learned nothing that looks like" in outcome.err.replace("\n", " ")
