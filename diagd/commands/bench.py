@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
+from transformers import DynamicCache
 
 from diagd.backends.devices import DTypeName, device_of, dtype_of
 from diagd.backends.linears import int8_companion
@@ -34,6 +35,7 @@ from diagd.families.checkpoints import find_model, load_model
 from diagd.families.presets import PRESETS
 from diagd.files import write_json
 from diagd.models.config import ModelConfig
+from diagd.models.huggingface import cache_argument, is_llama, llama_of
 from diagd.models.transformer import Transformer, num_parameters
 from diagd.system import provenance
 from diagd.tokenizers.text import NUM_PLACES
@@ -143,10 +145,6 @@ def engine_rows(
 @torch.inference_mode()
 def _run_hugging_face(llama: Any, grid: TokenGrid, inputs: Inputs) -> Run:
     """Run the baseline everybody has: greedy `generate`, a frame a call, the cache kept."""
-    from transformers import DynamicCache  # slow to import
-
-    from diagd.models.huggingface import cache_argument
-
     prompt, actions = inputs.prompt, inputs.actions
     cache = {cache_argument(llama): DynamicCache(config=llama.config)}
     if prompt.shape[1] > 1:
@@ -394,7 +392,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
         load = partial(Transformer.random, config, options.seed, device)
     rows, ceilings, has_baseline = list[Row](), {}, options.baseline == "hf"
     if options.baseline == "auto" and not (options.steps or options.temperature):
-        has_baseline = config.is_llama
+        has_baseline = is_llama(config)
         if not has_baseline:
             make_console().print(f"no Hugging Face beside it: it has no model like {options.model}")
     dtypes: list[DTypeName] = [choose_dtype(name, device, config) for name in options.dtype]
@@ -403,8 +401,6 @@ def main(options: BenchOptions) -> dict[str, Any]:
         multiplied = [torch.float32, torch.bfloat16] if dtype == "int8" else [dtype_of(dtype)]
         ceilings[dtype] = steps.measure_ceilings(device, *multiplied)
         if has_baseline and dtype != "int8":
-            from diagd.models.huggingface import llama_of  # slow to import
-
             run = partial(_run_hugging_face, llama_of(load(dtype=dtype_of(dtype))), grid)
             for given in inputs:
                 rows.append(Row(dtype, "", HUGGING_FACE, given.context_frames, partial(run, given)))

@@ -112,13 +112,6 @@ class ModelConfig:
         return cls(**values)
 
     @property
-    def is_llama(self) -> bool:
-        """Whether transformers' LLaMA computes the same (`models/huggingface.py`)."""
-        is_one = (self.norm, self.mlp) == ("rms", "swiglu") and self.position != "learned"
-        added = self.qk_norm, self.extra_embeddings, self.head_size, self.context_size
-        return is_one and not (self.position_table or self.sliding_layers or any(added))
-
-    @property
     def frames_held(self) -> int:
         """Frames that fit into the context, with the actions between them."""
         slots = self.max_positions + self.num_leading - self.prefix_length
