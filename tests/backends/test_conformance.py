@@ -7,14 +7,19 @@ from diagd.backends.linears import merge_linears
 from diagd.backends.prepare import BACKENDS, prepare
 from diagd.models.huggingface import HuggingFaceModel, llama_of
 from tests.backends.conformance import (
+    ACTIONS,
+    SAMPLED,
     UnderTest,
     a_fused_step_is_its_parts,
     a_stream_goes_on_after_a_full_context,
     checks_of,
+    decode,
     its_likeliest_tokens_are_those_of_the_plain_model,
+    its_tokens_are_those_of_the_plain_model,
 )
 from tests.backends.recomputing import Recomputing
 from tests.backends.webgpu.adapter import on_device, on_webgpu
+from tests.models.tiny import tiny_model
 
 # inductor's own; the second on GPUs that could multiply float32 in 19 bits, which we do not ask for
 pytestmark = [
@@ -67,8 +72,9 @@ CUDA = {
 }
 
 
-# a sampling is compiled for a minute; tests/gpu/test_compiled.py has a stream, too
+# a sampling is compiled for a minute or two; tests/gpu/test_compiled.py has a stream, too
 SLOW = (
+    ("compile", its_tokens_are_those_of_the_plain_model),
     ("webgpu", a_fused_step_is_its_parts),
     ("compile", a_stream_goes_on_after_a_full_context),
     ("compile", its_likeliest_tokens_are_those_of_the_plain_model),
@@ -91,6 +97,12 @@ def cases(backends):
 @pytest.mark.parametrize(("backend", "check"), cases(CPU))
 def test_a_backend_conforms(backend, check):
     check(backend)
+
+
+def test_a_step_of_one_layer_is_compiled_to_the_tokens_of_the_plain_model():
+    plain, compiled = tiny_model(num_layers=1), prepared("compile")(tiny_model(num_layers=1))
+    own, other = (decode(m, ["k=1"], ACTIONS, sampling=SAMPLED)[0] for m in (compiled, plain))
+    assert torch.equal(own, other)
 
 
 @pytest.mark.gpu
