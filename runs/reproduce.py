@@ -31,7 +31,7 @@ RECORD = (
 )
 HELDOUT = (
     *RECORD,
-    f"diagd record --scenario my_way_home --clips 2 --out {WORK}/few",  # it needs some to learn
+    f"diagd record --scenario my_way_home --clips 2 --out {WORK}/few",  # tokenize wants some, too
     f"diagd tokenize --clips {WORK}/few --heldout {WORK}/heldout "
     f"--tokenizer {MAZE}/tokenizer --actions {MAZE}/actions.json --out {WORK}/tokens",
 )
