@@ -7,8 +7,8 @@ clearly faster than PyTorch or there is none, what Zig builds. Each passes `self
 of its own, which times it; the fastest gets its name in the cache in one move:
 `kernels-CHOICE-NAME-DIGEST.so`: the candidates there were, which of them this is, and the SHA-256
 of the file. So whatever bears a digest that is its own is whole and trusted, and nothing is tried
-again. `kernels-CHOICE.json` beside it lists how the candidates did. Processes that choose at the
-same time do the same work twice and keep one result.
+again. `kernels-CHOICE.json` beside it lists how the candidates did. Where several processes come at
+the same time, one chooses and the others wait for it.
 """
 
 import ctypes
@@ -22,6 +22,8 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from filelock import FileLock
 
 from diagd.backends.devices import cpu_features
 from diagd.backends.native.compiler import (
@@ -86,7 +88,10 @@ def find_or_make() -> Path:
         return kept
     folder, tried = cache_folder(), dict[str, dict[str, Any]]()
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".testing-", dir=folder) as scratch:
+    lock = FileLock(folder / ".kernels.lock")
+    with lock, TemporaryDirectory(prefix=".testing-", dir=folder) as scratch:
+        if (kept := find_kept()) is not None:  # another process has made them meanwhile
+            return kept
         for name, path in _prebuilt().items():
             if "times" in _try(tried, name, Path(scratch), path):
                 break
