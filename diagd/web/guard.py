@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 import uvicorn
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_CONNECTIONS = 200
@@ -127,40 +128,31 @@ _RULES = {  # a page loads its own scripts, styles, pictures and clips, and noth
 }
 
 
-class Guard:
-    """Refuse foreign pages, and names other than localhost and these, with a 403; add headers."""
+def guarded(app: ASGIApp, allowed_hosts: Collection[str]) -> ASGIApp:
+    """Refuse foreign pages, and names other than localhost and these, with a 403."""
+    allowed = {name.lower() for name in allowed_hosts}
 
-    def __init__(self, app: ASGIApp, allowed_hosts: Collection[str]) -> None:
-        self.app, self.allowed_hosts = app, {name.lower() for name in allowed_hosts}
+    async def check(scope: Scope, receive: Receive, send: Send) -> None:
+        answer, complaint = app, None
+        if scope["type"] != "lifespan":
+            headers = Headers(scope=scope)
+            hosts = headers.getlist("host")
+            complaint = check_host(hosts, allowed) or check_origin(headers.getlist("origin"), hosts)
+        if complaint and scope["type"] == "websocket":
+            answer = WebSocketClose(1008, complaint)
+        elif complaint:
+            answer = PlainTextResponse(complaint, 403)
+        await answer(scope, receive, send)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
-
-        async def send_with_rules(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_RULES)
-            await send(message)
-
-        headers = Headers(scope=scope)
-        hosts = headers.getlist("host")
-        complaint = check_host(hosts, self.allowed_hosts)
-        complaint = complaint or check_origin(headers.getlist("origin"), hosts)
-        if complaint is None:
-            await self.app(scope, receive, send_with_rules)
-        elif scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1008, "reason": complaint})
-        else:
-            await PlainTextResponse(complaint, 403)(scope, receive, send_with_rules)
+    return check
 
 
 def server_config(app: ASGIApp, allowed_hosts: Collection[str], **settings: Any) -> uvicorn.Config:
     """Configure a server of a guarded app, which waits for no client for ever."""
     return uvicorn.Config(
-        Guard(app, allowed_hosts),
+        guarded(app, allowed_hosts),
         http=PatientProtocol,
+        headers=list(_RULES.items()),
         log_level="warning",
         server_header=False,
         **settings,
