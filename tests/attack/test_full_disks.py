@@ -17,7 +17,7 @@ from accelerate.state import AcceleratorState
 
 from diagd.families.presets import PRESETS
 from diagd.files import append_line, read_json_lines, write_text
-from diagd.web.study.pairs import Clip, StudyPairs
+from diagd.web.study.pairs import StudyPairs
 from diagd.web.study.store import StudyStore
 from tests.attack.commands import COMMANDS, flags_of
 from tests.worlds import model_config
@@ -139,9 +139,7 @@ def test_a_command_on_a_read_only_disk_says_so(
 
 def test_a_study_on_a_full_disk_refuses_an_answer_and_takes_the_next(disk: Path) -> None:
     resize(disk, "size=400k")
-    pairs = StudyPairs(
-        Path("pairs"), (("k=1", "raster"),), (Clip("a", 6, (48, 80), 12.0, None),), ("quality",), ""
-    )
+    pairs = StudyPairs(Path("pairs"), (("k=1", "raster"),), {"a": None}, ("quality",), "")
     store = StudyStore(disk / "study.db", pairs)
     filling = fill(disk)
     taken = []

@@ -34,13 +34,14 @@ def test_pairs_are_dreamt_and_can_be_asked_about(make, tmp_path):
     assert outcome.code == 0, outcome.err
     assert outcome.document["systems"] == ["raster", "k=1", "k=2"]
     pairs = find_pairs(tmp_path / "pairs", ("k=1:raster", "k=2:raster"))
-    assert [clip.name for clip in pairs.clips] == ["pair_000", "pair_001"]
+    assert list(pairs.clips) == ["pair_000", "pair_001"]
     assert "controllability" in pairs.questions
-    for clip in pairs.clips:
-        assert (clip.num_frames, clip.size_px) == (CONTEXT + FRAMES, (HEIGHT_PX, WIDTH_PX))
-        assert clip.actions is not None
-        assert clip.actions[:CONTEXT] == PROMPT_ACTIONS[-CONTEXT:]
-        assert set(clip.actions[CONTEXT:]) <= set(NAMES[1:])
+    for number, actions in enumerate(pairs.clips.values()):
+        frames = frames_of(tmp_path / "pairs", "k=1", number)
+        assert frames.shape == (CONTEXT + FRAMES, HEIGHT_PX, WIDTH_PX, 3)
+        assert actions is not None
+        assert actions[:CONTEXT] == PROMPT_ACTIONS[-CONTEXT:]
+        assert set(actions[CONTEXT:]) <= set(NAMES[1:])
 
 
 def test_systems_share_the_prompt_and_pairs_differ(make, tmp_path):

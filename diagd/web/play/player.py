@@ -28,6 +28,7 @@ from diagd.web.play.session import MAX_FRAMES, Controls, Session, SessionLog
 WINDOW = 2  # frames under way to the page
 MAX_RECORDED_FRAMES = 1200
 MAX_UPLOAD_BYTES = 16 * 2**20
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,21 +162,51 @@ class Player:
         return self.session.expected is not None or (not self.paused and now >= self.due)
 
     def make_room(self) -> None:
-        """Free, where a dream begins, the memory of the last and of all who have left since."""
+        """Free, where a dream begins, the memory of the last and of all who have left since.
+
+        Short visits left a server with three times the memory it began with, none of it in use.
+        """
         if self.pending is not None:
             self.session = None
-            _give_back_memory()
+            gc.collect()  # a session holds itself in circles; fast under `short_collections`
+            if _TRIM is not None:  # only glibc keeps pages between two pieces still in use
+                _TRIM(ctypes.c_size_t(0))
 
     def turn(self) -> Callable[[], Frame]:
         """Begin the pending session, or generate one frame. Runs in the model's thread.
 
         Returns a function that paints the frame; to be called once, in the order of turns.
         """
-        started = perf_counter()
-        if self.pending is not None:
-            return self._begin(self.pending, started)
-        session = self.session
-        assert session is not None
+        started, session, log = perf_counter(), self.session, self.pending
+        if log is not None:
+            session, drawn, header = self._begin(log), log.frames[-1], {"begun": True}
+        else:
+            assert session is not None
+            drawn, header = self._advance(session)
+        self.sent += 1
+        length, replayed = len(session.history), len(session.start.history)
+        header |= {
+            "frame": self.sent,
+            "session_number": self.num_begun,
+            "length": length,
+            "seed": session.start.seed,
+            "held": session.engine.stream.num_held,
+            "holds": session.engine.stream.window,
+            "replay": [min(length, replayed), replayed, self.differing],
+            "decode_ms": milliseconds_since(started),
+        }
+        return partial(self._paint, drawn, header)
+
+    def _begin(self, log: SessionLog) -> Session:
+        """Begin a session, which stays pending meanwhile: another seed of it begins here, too."""
+        self.session = session = Session(self.world, log)
+        self.keys.tapped, self.due, self.differing = None, 0.0, 0
+        self.num_begun += 1
+        if self.pending is log:  # else the next one was asked for meanwhile
+            self.pending = None
+        return session
+
+    def _advance(self, session: Session) -> tuple[Tensor, dict[str, Any]]:
         expected = session.expected
         if expected or self.keys.pressed.action != self.keys.idle:
             self.last_active = monotonic()
@@ -189,38 +220,12 @@ class Player:
         if expected:
             self.differing += expected.checksum != session.history[-1].checksum
         self.due = max(self.due + float(1 / self.fps), monotonic()) if self.paced else 0.0
-        header = {
+        return tokens, {
             "action": act.action,
             "strategy": controls.strategy.name,
             "input": act.id,
             "steps": session.num_steps,
             "written_at": session.written_at,
-            "decode_ms": milliseconds_since(started),
-        }
-        return partial(self._paint, tokens, self._header(session) | header)
-
-    def _begin(self, log: SessionLog, started: float) -> Callable[[], Frame]:
-        """Begin a session, which stays pending meanwhile: another seed of it begins here, too."""
-        self.session = session = Session(self.world, log)
-        self.keys.tapped, self.due, self.differing = None, 0.0, 0
-        self.num_begun += 1
-        if self.pending is log:  # else the next one was asked for meanwhile
-            self.pending = None
-        header = {"begun": True, "ms": milliseconds_since(started)}
-        return partial(self._paint, log.frames[-1], self._header(session) | header)
-
-    def _header(self, session: Session) -> dict[str, Any]:
-        """Count a frame as under way, and return the fields that all headers have."""
-        self.sent += 1
-        length, replayed = len(session.history), len(session.start.history)
-        return {
-            "frame": self.sent,
-            "session_number": self.num_begun,
-            "length": length,
-            "seed": session.start.seed,
-            "held": session.engine.stream.num_held,
-            "holds": session.engine.stream.window,
-            "replay": [min(length, replayed), replayed, self.differing],
         }
 
     def _paint(self, drawn: Tensor, header: dict[str, Any]) -> Frame:
@@ -256,16 +261,3 @@ def from_jpeg(picture: bytes) -> Tensor:
 
 def to_mp4(pictures: Sequence[bytes], fps: Fraction) -> bytes:
     return encode_video(torch.stack([from_jpeg(picture) for picture in pictures]), fps)
-
-
-_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-
-
-def _give_back_memory() -> None:
-    """Collect sessions that are over, and give their pages back to the system.
-
-    Short visits left a server with three times the memory it began with, none of it in use.
-    """
-    gc.collect()  # a session holds itself in circles; fast under `short_collections`
-    if _TRIM is not None:  # only glibc keeps pages between two pieces still in use
-        _TRIM(ctypes.c_size_t(0))

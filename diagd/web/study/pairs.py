@@ -1,10 +1,7 @@
 """The clips of a study: a folder with one sub-folder a system, and the same clip names in each.
 
-    pairs/raster/pair_000.mp4   pairs/raster/pair_000.jsonl   (the clip's actions, if it has any)
-    pairs/k=1/pair_000.mp4      pairs/k=1/pair_000.jsonl
-
-`find_pairs` decodes everything before anybody is asked, so that a damaged clip is found at the
-door. `make_pairs` generates such a folder.
+pairs/raster/pair_000.mp4   pairs/raster/pair_000.jsonl   (the clip's actions, if it has any)
+pairs/k=1/pair_000.mp4      pairs/k=1/pair_000.jsonl
 """
 
 import hashlib
@@ -48,21 +45,7 @@ QUESTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Clip:
-    """Properties that the two videos of a pair share."""
-
-    name: str  # of the file, without its suffix
-    num_frames: int
-    size_px: tuple[int, int]  # height and width
-    fps: float
-    actions: tuple[str, ...] | None  # that led to each frame; None where there is no jsonl file
-
-    def __str__(self) -> str:
-        height_px, width_px = self.size_px
-        actions = "no actions" if self.actions is None else f"actions {' '.join(self.actions)[:40]}"
-        size = f"{self.num_frames} frames of {height_px}x{width_px}"
-        return f"{size} at {self.fps:g} a second, {actions}"
+ClipActions = tuple[str, ...] | None  # that led to each frame; None where there is no jsonl file
 
 
 @dataclass(frozen=True)
@@ -71,7 +54,7 @@ class StudyPairs:
 
     folder: Path  # holds a folder for every system
     comparisons: tuple[tuple[str, str], ...]  # two systems; "win": the first one is better
-    clips: tuple[Clip, ...]  # every system has all of them
+    clips: dict[str, ClipActions]  # every system has all of them, as `NAME.mp4`
     questions: tuple[str, ...]  # keys of `QUESTIONS`
     digest: str  # SHA-256 of all that raters get to see; answers belong to these very files
 
@@ -79,19 +62,16 @@ class StudyPairs:
     def definition(self) -> dict[str, Any]:
         return {
             "comparisons": [list(pair) for pair in self.comparisons],
-            "clips": [clip.name for clip in self.clips],
+            "clips": list(self.clips),
             "questions": list(self.questions),
             "files": self.digest,
         }
-
-    def path(self, system: str, clip: str) -> Path:
-        return self.folder / system / f"{clip}.mp4"
 
 
 def find_pairs(
     folder: Path, compare: tuple[str, ...] = (), questions: tuple[str, ...] = ()
 ) -> StudyPairs:
-    """Read and check all clips of the systems compared (see `StudyOptions`).
+    """Decode all clips of the systems compared (see `StudyOptions`), before anybody is asked.
 
     Raises FileNotFoundError or ValueError for clips that are missing or cannot be shown fairly.
     """
@@ -111,22 +91,21 @@ def find_pairs(
             has, lacks = (first, system) if name in found[first] else (system, first)
             raise ValueError(f"clips need the same names: {has} has {name}.mp4, {lacks} has not")
     digest = hashlib.sha256()
-    clips = []
+    clips: dict[str, ClipActions] = {}
     for name in track(sorted(found[first]), "reading clips"):
-        clip = _read_clip(folder / first / f"{name}.mp4", digest)
+        shown, clips[name] = _read_clip(folder / first / f"{name}.mp4", digest)
         for system in others:
-            version = _read_clip(folder / system / f"{name}.mp4", digest)
-            if version != clip:
+            other, actions = _read_clip(folder / system / f"{name}.mp4", digest)
+            if (other, actions) != (shown, clips[name]):
                 raise ValueError(
                     f"{name}.mp4 must be alike in frames, size, rate and actions: "
-                    f"{first} has {clip}, {system} has {version}"
+                    f"{first} has {shown}, {system} has {other}"
                 )
-        clips.append(clip)
-    without = [clip.name for clip in clips if clip.actions is None]
+    without = [name for name, actions in clips.items() if actions is None]
     if "controllability" in questions and without:
         raise ValueError(f"controllability needs the actions of every clip: no {without[0]}.jsonl")
     asked = questions or tuple(q for q in QUESTIONS if q != "controllability" or not without)
-    return StudyPairs(folder, comparisons, tuple(clips), asked, digest.hexdigest())
+    return StudyPairs(folder, comparisons, clips, asked, digest.hexdigest())
 
 
 def _comparisons(compare: tuple[str, ...], systems: list[str]) -> tuple[tuple[str, str], ...]:
@@ -147,7 +126,8 @@ def _comparisons(compare: tuple[str, ...], systems: list[str]) -> tuple[tuple[st
     return tuple(comparisons)
 
 
-def _read_clip(path: Path, digest: "hashlib._Hash") -> Clip:
+def _read_clip(path: Path, digest: "hashlib._Hash") -> tuple[str, ClipActions]:
+    """Return what a clip looks like, in words, and its actions; add all of it to the digest."""
     video = read_video(path)
     with av.open(str(path)) as container:
         codec = container.streams.video[0].codec_context.codec.canonical_name
@@ -158,10 +138,12 @@ def _read_clip(path: Path, digest: "hashlib._Hash") -> Clip:
     num_frames, height_px, width_px = video.frames.shape[:3]
     actions = _read_actions(path.with_suffix(".jsonl"), num_frames)
     digest.update(repr(actions).encode())
-    return Clip(path.stem, num_frames, (height_px, width_px), float(video.fps), actions)
+    known = "no actions" if actions is None else f"actions {' '.join(actions)[:40]}"
+    shown = f"{num_frames} frames of {height_px}x{width_px} at {float(video.fps):g} a second"
+    return f"{shown}, {known}", actions
 
 
-def _read_actions(path: Path, num_frames: int) -> tuple[str, ...] | None:
+def _read_actions(path: Path, num_frames: int) -> ClipActions:
     """Read the names of `{"action": NAME}` lines, whatever model they are of."""
     if not path.is_file():
         return None

@@ -1,7 +1,6 @@
 """The results of a study: counts, shares, intervals and sign tests, on a page, a terminal, a chart.
 
-A win is an answer for the first system of a comparison, a lose one for the second. The sign test is
-exact and two-sided: under "no difference" wins among the decided answers are Binomial(n, 1/2).
+A win is an answer for the first system of a comparison, a lose one for the second.
 """
 
 import math
@@ -112,7 +111,7 @@ def wilson(successes: int, total: int) -> tuple[float, float]:
 
 
 def sign_test(wins: int, losses: int) -> float:
-    """Return the exact two-sided p-value of wins against losses under a fair coin."""
+    """Return the exact two-sided p-value: under a fair coin wins are Binomial(n, 1/2)."""
     total = wins + losses
     tail = sum(math.comb(total, count) for count in range(min(wins, losses) + 1))
     return min(1.0, 2 * tail / 2**total)

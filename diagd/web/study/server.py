@@ -41,7 +41,6 @@ from diagd.web.study.results import print_results, results_page, write_chart
 from diagd.web.study.store import StudyStore
 
 STATIC = Path(__file__).with_name("static")
-PAGES = {"/": "study.html", "/study.js": "study.js", "/study.css": "study.css"}
 MAX_NAME = 40
 MAX_HEADER_BYTES = 16384
 MAX_BODY_BYTES = 4096
@@ -78,7 +77,6 @@ def study_server(
 ) -> uvicorn.Server:
     """Build the server of the pages, and of a small JSON interface for them."""
     app = FastAPI(openapi_url=None)
-    clips = {clip.name: clip for clip in pairs.clips}
     # cookies know no ports: another study on this machine must not take this one's away
     cookie = f"rater-{hashlib.sha256(store.results_key.encode()).hexdigest()[:12]}"
     secret_cookie = Cookie(alias=cookie, max_length=64)
@@ -87,7 +85,7 @@ def study_server(
     @app.get("/study.js")
     @app.get("/study.css")
     def page(request: Request) -> FileResponse:
-        return FileResponse(STATIC / PAGES[request.url.path])
+        return FileResponse(STATIC / (request.url.path[1:] or "study.html"))
 
     @app.post("/api/raters")
     def enrol(given: Annotated[Enrolment, _body(Enrolment)], response: Response) -> dict[str, str]:
@@ -115,7 +113,7 @@ def study_server(
                 {
                     "left": trial.left_id,
                     "right": trial.right_id,
-                    "actions": clips[trial.clip].actions,
+                    "actions": pairs.clips[trial.clip],
                     "answers": trial.answers,
                 }
                 for trial in store.trials(rater)
@@ -138,8 +136,10 @@ def study_server(
     def media(media_id: str) -> Response:
         if (found := store.video(media_id)) is None:
             raise HTTPException(404, "there is no such video")
+        system, clip = found
         try:
-            return Response(playable(pairs.path(*found)), media_type="video/mp4")
+            data = playable(pairs.folder / system / f"{clip}.mp4")
+            return Response(data, media_type="video/mp4")
         except (OSError, FFmpegError):  # whose words would say which file it is
             raise HTTPException(503, "this video cannot be read any more") from None
 

@@ -1,8 +1,4 @@
-"""The database of a study: raters, the order and sides that each of them sees, and answers.
-
-Order and sides are drawn from a seed, so they can be drawn again; the ids under which videos are
-fetched are random, and say nothing.
-"""
+"""The database of a study: raters, the order and sides that each of them sees, and answers."""
 
 import json
 import random
@@ -56,7 +52,10 @@ class Trial(NamedTuple):
 
 
 def draw_trials(clips: Sequence[str], num_comparisons: int, seed: str) -> list[Trial]:
-    """Draw a rater's order of pairs and sides; each system stands left as often as right."""
+    """Draw a rater's order of pairs and sides; each system stands left as often as right.
+
+    They can be drawn again; the ids under which videos are fetched are random, and say nothing.
+    """
     draw = random.Random(seed)
     drawn = []
     for comparison in range(num_comparisons):
@@ -71,10 +70,7 @@ def draw_trials(clips: Sequence[str], num_comparisons: int, seed: str) -> list[T
 
 
 class StudyStore:
-    """The SQLite database of one study, created if pairs are given; safe to use from threads.
-
-    Raises ValueError for another file, or one of a study of other pairs.
-    """
+    """The SQLite database of one study, created if pairs are given; safe to use from threads."""
 
     def __init__(self, path: Path, pairs: StudyPairs | None = None) -> None:
         if pairs is None and not path.is_file():
@@ -93,7 +89,6 @@ class StudyStore:
             on_error.pop_all()
 
     def _prepare(self, path: Path, pairs: StudyPairs | None) -> None:
-        """Create the tables if there are none, and load the study that they are of."""
         for setting in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
             self._connection.execute(f"PRAGMA {setting}")
         wanted = {} if pairs is None else pairs.definition
@@ -155,7 +150,6 @@ class StudyStore:
             return database.execute(query, (token,)).fetchone()
 
     def trials(self, rater: int) -> list[Trial]:
-        """Return a rater's trials in order, with the answers given so far."""
         with self._transaction() as database:
             rows = database.execute(
                 "SELECT number, comparison, clip, first_is_left, left_id, right_id,"
@@ -196,7 +190,6 @@ class StudyStore:
         return first if is_first else second, clip
 
     def votes(self) -> list[Vote]:
-        """Load all answers, unblinded."""
         with self._transaction() as database:
             rows = database.execute(
                 "SELECT name, comparison, clip, question, CASE"
