@@ -181,8 +181,7 @@ class GymEnv(gymnasium.Env[Frames, np.int64]):
         )
         self.action_space = self.episodes.single_action_space
         self.observation_space = self.episodes.single_observation_space
-        fps = self.episodes.world.defaults.fps
-        self.metadata = {"render_modes": RENDER_MODES, "render_fps": fps}
+        self.metadata = self.episodes.metadata
         self.render_mode = render_mode
 
     def reset(

@@ -2,7 +2,6 @@
 
 An action file holds one JSON object a frame, `{"action": "forward"}`; row t is the action that led
 from frame t - 1 to frame t (row 0, before anything happened, is by convention `none`).
-On the command line a sequence is written `forward*8,left*4`.
 """
 
 import json

@@ -170,24 +170,19 @@ def save_frames(path: str | Path, frames: Tensor, fps: Fraction | float) -> None
     check_suffix(path)
     suffix, frames = Path(path).suffix.lower(), frames.cpu()
     pictures = contact_sheet(frames)[None] if suffix == ".png" else frames
-    write_bytes(path, _encode(suffix[1:], pictures, fps))
+    write_bytes(path, encode_video(pictures, fps, suffix[1:]))
 
 
 def write_image(path: str | Path, image: Tensor) -> None:
     """Write one (H_px, W_px, 3) uint8 RGB picture as PNG."""
-    write_bytes(path, _encode("png", image[None]))
+    write_bytes(path, encode_video(image[None], suffix="png"))
 
 
 def write_video(
     path: str | Path, frames: Tensor, fps: Fraction | float = 10, crf: int = 14
 ) -> None:
-    """Write frames as mp4, whole or not at all (see `encode_video`)."""
-    write_bytes(path, encode_video(frames, fps, crf))
-
-
-def encode_video(frames: Tensor, fps: Fraction | float = 10, crf: int = 14) -> bytes:
-    """Encode frames of even sizes as H.264; `crf` is 0 (lossless) to 51 (worst)."""
-    return _encode("mp4", frames, fps, crf=str(crf))
+    """Write frames of even sizes as H.264; `crf` is 0 (lossless) to 51 (worst)."""
+    write_bytes(path, encode_video(frames, fps, crf=str(crf)))
 
 
 # container, codec, pixel format and options by suffix
@@ -200,7 +195,10 @@ _FORMATS = {
 }
 
 
-def _encode(suffix: str, frames: Tensor, fps: Fraction | float = 1, **options: str) -> bytes:
+def encode_video(
+    frames: Tensor, fps: Fraction | float = 10, suffix: str = "mp4", **options: str
+) -> bytes:
+    """Encode frames as one of `_FORMATS`, with options of its codec."""
     container, codec, pixel_format, defaults = _FORMATS[suffix]
     rate = Fraction(fps).limit_denominator(1001)
     pictures = _with_palette(frames, fps) if suffix == "gif" else map(_picture, frames)

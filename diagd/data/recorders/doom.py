@@ -1,8 +1,4 @@
-"""ViZDoom, and its players: one explores a maze, one fights, fetches things and looks around.
-
-Players see what is in the picture, not the map: how far away everything is, and where monsters and
-things to pick up are. All randomness comes from their seed.
-"""
+"""ViZDoom, and its players, who see what is in the picture, and not the map."""
 
 import contextlib
 import random
@@ -265,35 +261,27 @@ def open_doom(options: RecordOptions) -> Iterator[DoomGame]:
     if not config.is_file():
         names = {*SCENARIOS, *(path.stem for path in config.parent.glob("*.cfg"))}
         raise ValueError(f"unknown scenario {name!r}, expected one of: {', '.join(sorted(names))}")
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        contextlib.closing(_start_vizdoom(vizdoom, config, scenario, Path(scratch))) as game,
-    ):
+    with tempfile.TemporaryDirectory() as scratch, contextlib.closing(vizdoom.DoomGame()) as game:
+        game.set_doom_config_path(f"{scratch}/vizdoom.ini")
+        game.load_config(str(config))
+        game.set_window_visible(False)
+        game.set_sound_enabled(False)
+        game.set_mode(vizdoom.Mode.PLAYER)
+        game.set_screen_resolution(vizdoom.ScreenResolution.RES_400X225)
+        game.set_screen_format(vizdoom.ScreenFormat.RGB24)
+        game.set_render_hud(False)
+        game.set_render_weapon(True)
+        game.set_render_crosshair(False)
+        game.set_render_messages(False)
+        game.set_available_buttons([getattr(vizdoom.Button, name) for name in BUTTONS.values()])
+        game.set_depth_buffer_enabled(True)
+        game.set_labels_buffer_enabled(True)
+        if scenario.level is not None:
+            game.set_doom_map(scenario.level)
+        if scenario.skill is not None:
+            game.set_doom_skill(scenario.skill)
+        if scenario.start_tics is not None:
+            game.set_episode_start_time(scenario.start_tics)
+        with contextlib.chdir(scratch):  # the game leaves a folder where it is started
+            game.init()
         yield DoomGame(game, name, scenario)
-
-
-def _start_vizdoom(vizdoom: Any, config: Path, scenario: Scenario, scratch: Path) -> Any:
-    game = vizdoom.DoomGame()
-    game.set_doom_config_path(str(scratch / "vizdoom.ini"))
-    game.load_config(str(config))
-    game.set_window_visible(False)
-    game.set_sound_enabled(False)
-    game.set_mode(vizdoom.Mode.PLAYER)
-    game.set_screen_resolution(vizdoom.ScreenResolution.RES_400X225)
-    game.set_screen_format(vizdoom.ScreenFormat.RGB24)
-    game.set_render_hud(False)
-    game.set_render_weapon(True)
-    game.set_render_crosshair(False)
-    game.set_render_messages(False)
-    game.set_available_buttons([getattr(vizdoom.Button, name) for name in BUTTONS.values()])
-    game.set_depth_buffer_enabled(True)
-    game.set_labels_buffer_enabled(True)
-    if scenario.level is not None:
-        game.set_doom_map(scenario.level)
-    if scenario.skill is not None:
-        game.set_doom_skill(scenario.skill)
-    if scenario.start_tics is not None:
-        game.set_episode_start_time(scenario.start_tics)
-    with contextlib.chdir(scratch):  # the game leaves a folder where it is started
-        game.init()
-    return game

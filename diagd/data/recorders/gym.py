@@ -1,15 +1,12 @@
 """Games with the interface of Gymnasium, played at random or by the user's own player.
 
 A player is a class, or a function, called with the environment and a random generator when a clip
-begins; it returns a function from an observation to the name of an action:
-
-    class Player:
-        def __init__(self, env, rng): ...
-        def __call__(self, observation) -> str: ...
+begins; it returns a function from an observation to the name of an action.
 """
 
 import contextlib
 import importlib
+import itertools
 import os
 import re
 import sys
@@ -30,22 +27,12 @@ NOTHING = {IDLE, "noop", "no_op", "nop", "nothing", "do_nothing", "idle", "stay"
 LONGEST_HOLD = 8  # frames for which the random player keeps an action
 LONGEST_SIDE_PX = 96
 
-Player = Callable[[Any], str]
 
-
-class RandomPlayer:
-    """Choose any action and hold it for a while, as a thumb on a key does."""
-
-    def __init__(self, names: tuple[str, ...], rng: np.random.Generator) -> None:
-        self.names, self.rng = names, rng
-        self.action, self.frames_left = IDLE, 0
-
-    def __call__(self, observation: Any) -> str:
-        if not self.frames_left:
-            self.action = self.names[self.rng.integers(len(self.names))]
-            self.frames_left = int(self.rng.integers(1, LONGEST_HOLD + 1))
-        self.frames_left -= 1
-        return self.action
+def random_actions(names: tuple[str, ...], rng: np.random.Generator) -> Iterator[str]:
+    """Choose any action and hold it for a while, as a thumb on a key does; without end."""
+    while True:
+        action = names[rng.integers(len(names))]
+        yield from itertools.repeat(action, int(rng.integers(1, LONGEST_HOLD + 1)))
 
 
 class GymGame:
@@ -55,16 +42,15 @@ class GymGame:
         self,
         make: Callable[[], Any],
         name: str,
-        values: Mapping[str, Any] | None = None,  # by action; None: the environment's own names
-        player: Callable[[Any, np.random.Generator], Player] | None = None,  # None: random
+        values: Mapping[str, Any] | None,  # by action; None: the environment's own names
+        new_player: Callable[[Any, np.random.Generator], Callable[[Any], str]] | None,  # random
     ) -> None:
-        self.make, self.name, self.env = make, name, make()
+        self.make, self.name, self.env, self.new_player = make, name, make(), new_player
         self.values = own_actions(self.env, name) if values is None else dict(values)
         self.actions = ActionVocabulary(tuple(self.values))
         check_actions(self.env, name, self.values)
         rate = self.env.metadata.get("render_fps") or 10
         self.steps_per_second = Fraction(rate).limit_denominator(1001)
-        self.new_player = player or (lambda env, rng: RandomPlayer(self.actions.names, rng))
         self.observation, _ = self.env.reset(seed=0)
         self.size_px = suitable_size(*self._picture().shape[:2])
 
@@ -73,7 +59,9 @@ class GymGame:
         self.env = self.make()
         self.observation, _ = self.env.reset(seed=seed)
         # not default_rng(seed), from which the environment draws, too
-        self.player = self.new_player(self.env, np.random.default_rng((seed, 1)))
+        rng = np.random.default_rng((seed, 1))
+        walk = random_actions(self.actions.names, rng)
+        self.player = self.new_player(self.env, rng) if self.new_player else lambda _: next(walk)
         return self._picture() if self._act(IDLE, skip) else None
 
     def advance(self, repeat: int) -> tuple[str, np.ndarray] | None:
@@ -165,19 +153,16 @@ def open_gym(options: RecordOptions) -> Iterator[GymGame]:
     require("recording from Gymnasium", "gymnasium")
     import gymnasium
 
-    name = options.gym or ""
-    folder = os.getcwd()
+    name, folder = options.gym or "", os.getcwd()
+    make = partial(gymnasium.make, name, render_mode="rgb_array", disable_env_checker=True)
     sys.path.insert(0, folder)  # the user's own files can be imported, as by `python -m`
     try:
-        try:
-            values = None if options.actions is None else named(options.actions)
-            player = None if options.policy in (None, "random") else named(options.policy)
-            make = partial(gymnasium.make, name, render_mode="rgb_array", disable_env_checker=True)
-            game = GymGame(make, name, values, player)
-        except (gymnasium.error.Error, ModuleNotFoundError) as error:
-            raise ValueError(f"{name}: {error}") from None
-        with contextlib.closing(game):
+        values = None if options.actions is None else named(options.actions)
+        player = None if options.policy in (None, "random") else named(options.policy)
+        with contextlib.closing(GymGame(make, name, values, player)) as game:
             yield game
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        raise ValueError(f"{name}: {error}") from None
     finally:
         sys.path.remove(folder)
 

@@ -1,7 +1,6 @@
 """Record clips of a game: one loop for every game, mp4 with a jsonl of actions beside each.
 
-Every clip is an episode of its own seed, with a new player and nothing shared, so recording can be
-killed and resumed at any clip, and two machines record the same clips.
+Every clip is an episode of its own seed, with a new player and nothing shared.
 
 diagd record --out gameplay --clips 400 --first-seed 0      # ViZDoom
 diagd record --gym MiniGrid-FourRooms-v0 --out clips
@@ -27,7 +26,6 @@ from diagd.data.video import resize, write_video
 ATTEMPTS = 20
 NEXT_SEED = 10_000_000  # from an episode that ends before its clip is full to the one instead
 FRAMES_PER_SECOND = 10  # what clips come near to unless told otherwise
-ACTIONS_FILE = "actions.json"
 
 
 class Game(Protocol):
@@ -53,7 +51,7 @@ def record(options: RecordOptions) -> dict[str, int]:
     with opened as game:
         repeat = options.repeat or max(round(game.steps_per_second / FRAMES_PER_SECOND), 1)
         size_px = options.size_px or game.size_px
-        vocabulary = options.out / ACTIONS_FILE
+        vocabulary = options.out / "actions.json"
         if vocabulary.is_file() and ActionVocabulary.load(vocabulary) != game.actions:
             raise ValueError(f"{options.out} holds clips with other actions: use another folder")
         options.out.mkdir(parents=True, exist_ok=True)

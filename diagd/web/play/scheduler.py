@@ -1,7 +1,4 @@
-"""The order of turns: players share one model fairly, and wait in line for a place.
-
-The model has a thread of its own; what paints its frames runs beside it where it can.
-"""
+"""The order of turns: players share one model fairly, and wait in line for a place."""
 
 import asyncio
 import contextlib

@@ -1,8 +1,4 @@
-"""One player's video: an engine and the choices made frame by frame.
-
-A session is a function of its start (frames, actions, seed) and one (action, controls) per frame.
-Its log of them replays it exactly, and the checksum of each frame's tokens proves it.
-"""
+"""One player's video: an engine and the choices made frame by frame, whose log replays it."""
 
 import base64
 import contextlib
@@ -144,7 +140,7 @@ def checksum_of(tokens: Tensor) -> int:
 class SavedStart:
     """The start frames: their shape, and base64 of their deflated bytes."""
 
-    shape: tuple[int, int, int, int]
+    shape: Annotated[list[int], Field(min_length=4, max_length=4)]
     pixels: str
     actions: list[Action]
 
@@ -166,8 +162,7 @@ _SAVED = TypeAdapter(SavedSession)
 def save(log: SessionLog, model: str) -> bytes:
     """Format a session as JSON."""
     pixels = base64.b64encode(zlib.compress(log.frames.numpy().tobytes())).decode()
-    count, height_px, width_px, channels = log.frames.shape
-    start = SavedStart((count, height_px, width_px, channels), pixels, list(log.actions))
+    start = SavedStart(list(log.frames.shape), pixels, list(log.actions))
     return _SAVED.dump_json(SavedSession(model, log.seed, start, log.history))
 
 
@@ -194,7 +189,7 @@ def load(data: bytes | str, world: VideoGenerator) -> SessionLog:
     return SessionLog(frames, tuple(start.actions), saved.seed, saved.frames)
 
 
-def _inflate(text: str, shape: tuple[int, ...]) -> Tensor:
+def _inflate(text: str, shape: list[int]) -> Tensor:
     """Undo base64 and deflate; never makes more bytes than the shape has."""
     size, pixels = math.prod(shape), b""
     with contextlib.suppress(zlib.error, ValueError):

@@ -1,14 +1,10 @@
-"""A child process that decodes one upload: bytes on stdin, raw frames on stdout, and no way out.
-
-Run by `diagd.web.play.app`, never imported by it: FFmpeg's decoders are large and read what
-strangers send. By the time they do, this process may open no file and no socket, has a limit on
-memory (on Linux) and on CPU time, and its parent's clock, the only limit on Windows, runs. Of the
-six containers that are known, by their first bytes, none can name another file.
+"""A child process that decodes one upload: FFmpeg is large, and reads what strangers send.
 
     python upload_decoder.py MAX_FRAMES KEEP MAX_PIXELS < clip > frames
 
-writes a line, `T H_px W_px`, then the last KEEP frames as RGB bytes; for a bad upload, a line on
-stderr and exit code 2.
+By the time they do, it may open no file and no socket and has a limit on CPU time and, on Linux,
+memory; on Windows only its parent's clock runs. It writes a line, `T H_px W_px`, then the last KEEP
+frames as RGB bytes; for a bad upload, a line on stderr and exit code 2.
 """
 
 import io
@@ -27,7 +23,7 @@ DOT = (  # a PNG of one pixel
     b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x00\x00\x00\x00:~\x9bU"
     b"\x00\x00\x00\nIDATx\x9cc`\x00\x00\x00\x02\x00\x01H\xaf\xa4q\x00\x00\x00\x00IEND\xaeB`\x82"
 )
-SIGNATURES = (  # bytes at an offset -> FFmpeg's name of the container
+SIGNATURES = (  # bytes at an offset -> FFmpeg's name of the container, which names no other file
     (0, b"\x89PNG\r\n\x1a\n", "png_pipe"),
     (0, b"\xff\xd8\xff", "jpeg_pipe"),
     (8, b"WEBP", "webp_pipe"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from diagd.data.actions import ActionVocabulary, read_actions
-from diagd.data.recorders.gym import RandomPlayer, named, open_gym, suitable_size
+from diagd.data.recorders.gym import named, open_gym, random_actions, suitable_size
 from diagd.data.recorders.recording import RecordOptions, clip_paths, record
 from diagd.data.video import read_video
 from tests.data.recorders import scroller
@@ -127,8 +127,8 @@ def test_another_start_is_tried_where_an_episode_ends_too_early(tmp_path):
 def test_the_random_player_holds_what_it_does_and_does_everything():
     walks = []
     for seed in (3, 3, 4):
-        player = RandomPlayer(("none", "left", "right"), np.random.default_rng(seed))
-        walks.append([player(None) for _ in range(400)])
+        walk = random_actions(("none", "left", "right"), np.random.default_rng(seed))
+        walks.append([next(walk) for _ in range(400)])
     assert walks[0] == walks[1] != walks[2]
     assert set(walks[0]) == {"none", "left", "right"}
     changes = sum(a != b for a, b in zip(walks[0], walks[0][1:], strict=False))
