@@ -27,8 +27,6 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 @dataclass(frozen=True)
 class Video:
-    """A decoded clip."""
-
     frames: Tensor  # (T, H_px, W_px, 3) uint8 RGB
     fps: Fraction  # 1 for a still image
 

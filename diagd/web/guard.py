@@ -60,7 +60,6 @@ class PatientProtocol(H11Protocol):
     _unread = 0  # bytes of answers that the client has yet to read
 
     def connection_made(self, transport: Any) -> None:
-        """Wait for a request; make room for the connection."""
         super().connection_made(transport)
         self._host = self.client and self.client[0]
         self._wait()

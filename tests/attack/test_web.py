@@ -20,10 +20,10 @@ from websockets.exceptions import ConnectionClosed
 from diagd.data.actions import ActionVocabulary
 from diagd.data.video import encode_video
 from diagd.pipeline.generator import VideoGenerator
-from diagd.web.play.app import decode_upload
 from diagd.web.play.messages import parse
 from diagd.web.play.player import to_jpeg
-from diagd.web.play.session import load
+from diagd.web.play.server import decode_upload
+from diagd.web.play.session import load_log
 from tests.attack.fuzzing import attack
 from tests.web.play.serving import Served, serving
 from tests.web.study.cases import enrol, study, write_pairs
@@ -164,7 +164,7 @@ def test_a_saved_dream_of_anything_is_loaded_or_refused(
     }
     complaint = ""
     try:
-        load(json.dumps(document), generator)
+        load_log(json.dumps(document), generator)
     except ValueError as error:
         event("refused")
         complaint = str(error)

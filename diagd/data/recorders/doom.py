@@ -46,8 +46,6 @@ DODGES: Moves = (("strafe_left", 2, 4, 1), ("strafe_right", 2, 4, 1), ("none", 1
 
 @dataclass(frozen=True)
 class Sight:
-    """Something in the picture."""
-
     offset: float  # of its middle: -1 at the left edge of the picture, 1 at the right one
     width: float  # as a share of the picture's
     area: float  # as a share of the picture's; larger is nearer
@@ -232,7 +230,6 @@ class DoomGame:
 
 
 def view_of(state: Any) -> View:
-    """Sort the labelled objects of a state."""
     height_px, width_px = state.depth_buffer.shape
     monsters, pickups = [], []
     for label in state.labels:

@@ -36,5 +36,4 @@ class RecordOptions:
 
     @property
     def size_px(self) -> tuple[int, int] | None:
-        """Height and width of a frame, or ValueError; None is the game's own."""
         return parse_size(self.size, unit=16, least=16)

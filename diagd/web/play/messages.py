@@ -43,16 +43,12 @@ class Begin:
 
 @dataclass(frozen=True, config=STRICT)
 class Pause:
-    """Stop, or go on."""
-
     paused: bool
     type: Literal["pause"] = "pause"
 
 
 @dataclass(frozen=True, config=STRICT)
 class Record:
-    """Keep the frames from now on, or stop keeping them."""
-
     on: bool
     type: Literal["record"] = "record"
 

@@ -103,7 +103,6 @@ class Player:
         self.last_active = monotonic()  # when it last asked for something, held a key, or left
 
     def wait(self, before: int, num_places: int) -> None:
-        """Tell the page how many wait before it, if it does not know yet."""
         if before == self.before:
             return
         self.before = before
@@ -139,7 +138,6 @@ class Player:
                 self.seen = frame
 
     def _adjust(self, controls: Controls, paced: bool) -> None:
-        """Change the controls, or tell the page why the world cannot decode so."""
         try:
             controls.check(self.world)
         except ValueError as error:
@@ -154,7 +152,6 @@ class Player:
         self.pending, self.last_active = log, monotonic()
 
     def ready(self, now: float) -> bool:
-        """True if the model has something to do for this player."""
         if self.sent - self.seen >= WINDOW:
             return False
         if self.pending is not None or self.session is None:
@@ -248,7 +245,6 @@ def milliseconds_since(started: float) -> float:
 
 
 def to_jpeg(frame: Tensor) -> bytes:
-    """Compress one (H_px, W_px, 3) uint8 RGB frame, its colours at full resolution."""
     buffer = io.BytesIO()
     Image.fromarray(frame.numpy()).save(buffer, "JPEG", quality=92, subsampling=0)
     return buffer.getvalue()

@@ -63,7 +63,6 @@ class Scheduler:
         return player
 
     def _admit(self) -> None:
-        """Admit players from the line to free places, and tell the rest how far it has moved."""
         while self.line and len(self.players) < self.max_sessions:
             player = self.line.pop(0)
             self.players[player.id] = player
@@ -124,7 +123,6 @@ class Scheduler:
         self.wake.set()
 
     async def run(self) -> None:
-        """Serve turns until cancelled."""
         watch = asyncio.create_task(self._watch_idle())
         try:
             while True:

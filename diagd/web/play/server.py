@@ -1,41 +1,58 @@
-"""Walk through a generated world in the browser: a warm world, and the app over it.
+"""Walk through a generated world in the browser: its pages, the socket of each player, uploads.
 
 diagd play                      # the bundled world, on http://127.0.0.1:8421
 diagd play --model PATH --device cuda
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
+import mimetypes
+import os
 import socket
+import sys
 import threading
 import time
 import webbrowser
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import uvicorn
+from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
+from starlette.exceptions import HTTPException
+from torch import Tensor
 
 from diagd.backends.devices import device_of
 from diagd.console import make_console, waiting
+from diagd.data.video import resize
 from diagd.files import write_bytes
 from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.prompts import likeness_notes
 from diagd.pipeline.scenes import StartScene
-from diagd.web.guard import listen, server_config, url_of
-from diagd.web.play.app import create_app
-from diagd.web.play.export import pack
-from diagd.web.play.messages import MAX_MESSAGE_BYTES
+from diagd.web.guard import listen, read_body, server_config, url_of
+from diagd.web.play.export import STATIC
+from diagd.web.play.export import pack as pack_world
+from diagd.web.play.messages import MAX_MESSAGE_BYTES, pack, parse
 from diagd.web.play.options import PlayOptions
-from diagd.web.play.player import to_mp4
-from diagd.web.play.scheduler import Scheduler
-from diagd.web.play.session import Controls, Session, SessionLog
+from diagd.web.play.player import MAX_UPLOAD_BYTES, Frame, Player, to_jpeg, to_mp4
+from diagd.web.play.scheduler import TRY_LATER, WRONG, Scheduler
+from diagd.web.play.session import Controls, Session, SessionLog, load_log, save_log
 from diagd.web.play.welcome import opening
 
 logger = logging.getLogger("diagd.play")
+DECODER = Path(__file__).with_name("upload_decoder.py")
+MAX_SESSION_BYTES = 4 * 2**20
+MAX_UPLOAD_FRAMES = 900
+MAX_UPLOAD_PIXELS = 3840 * 2160
+MAX_SECONDS_OF_UPLOAD = 60.0
+MAX_SECONDS_OF_DECODING = 20.0
+MESSAGES_PER_SECOND, BURST = 200.0, 400.0
 
 
 def play(options: PlayOptions) -> dict[str, Any]:
@@ -47,7 +64,7 @@ def play(options: PlayOptions) -> dict[str, Any]:
         make_console().print(f"dreaming at {url} in {scheduler.world.dtype} (Ctrl-C ends it)")
         if options.open:  # the socket listens already: a page waits until the server runs
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-        with suppress(KeyboardInterrupt), short_collections():
+        with contextlib.suppress(KeyboardInterrupt), short_collections():
             server.run(sockets=[listening])
     return {"url": url, "sessions": scheduler.sessions, "frames": scheduler.frames}
 
@@ -66,7 +83,7 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
     controls, context_frames, scenes = opening(world, options)
     warm_up(world, scenes[0], controls)
     scheduler = Scheduler(world, scenes, options.max_sessions, options.idle_seconds, controls)
-    packed = partial(pack, replace(options, strategy=None, context_frames=context_frames))
+    packed = partial(pack_world, replace(options, strategy=None, context_frames=context_frames))
     config = server_config(
         create_app(scheduler, context_frames, packed),
         (options.host, *options.allow_host),
@@ -94,7 +111,6 @@ class PlayServer(uvicorn.Server):
         self.scheduler, self.recordings = scheduler, recordings
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End all sessions, then write the recordings that were under way."""
         players = self.scheduler.players.values()
         cut = [(one.recorded, one.fps) for one in players if one.recording and one.recorded]
         await super().shutdown(sockets)
@@ -108,7 +124,7 @@ class PlayServer(uvicorn.Server):
                 logger.warning("a recording was cut short: %s", path)
 
 
-@contextmanager
+@contextlib.contextmanager
 def short_collections() -> Iterator[None]:
     """Exempt all objects made before from Python's collections, which took 0.2 s of a turn."""
     gc.collect()
@@ -118,3 +134,209 @@ def short_collections() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def create_app(
+    scheduler: Scheduler, context_frames: int, pack_files: Callable[[], dict[str, bytes]]
+) -> FastAPI:
+    """Build the app over a scheduler, which serves turns for as long as the app lives.
+
+    An uploaded clip is cut to its last `context_frames`. `pack_files` returns the files by which a
+    browser plays the world itself (see `export`).
+    """
+    world = scheduler.world
+    source = world.source
+    assert source is not None
+    files = {f"static/{path.name}": path.read_bytes() for path in STATIC.iterdir()}
+    for number, scene in enumerate(scheduler.scenes):
+        files[f"scenes/{number}.jpg"] = to_jpeg(scene.frames[-1])
+    decoders = asyncio.Semaphore(2)
+    packing: list[asyncio.Task[dict[str, bytes]]] = []  # once, when first asked for
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        # few threads: each keeps memory of its own, and PyTorch's threads besides
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        turns = asyncio.create_task(scheduler.run())
+        try:
+            yield
+        finally:
+            turns.cancel()
+            await asyncio.wait([turns])
+
+    app = FastAPI(lifespan=lifespan, openapi_url=None)
+
+    @app.post("/sessions/{name}/start")
+    async def start(name: str, request: Request, seed: int = 0) -> dict[str, Any]:
+        player = _player(scheduler.players, name)
+        async with _upload(player, request, MAX_UPLOAD_BYTES) as data:
+            async with decoders:
+                frames = await decode_upload(data, context_frames, *world.frame_size_px)
+            seen = world.tokenizer, source.folder, frames[-1]
+            notes = await asyncio.to_thread(likeness_notes, *seen)
+            actions = (player.keys.idle,) * (len(frames) - 1)  # a clip has none of its own
+            scheduler.begin(player, SessionLog(frames, actions, seed))
+        return {"frames": len(frames), "notes": notes}
+
+    @app.post("/sessions/{name}/replay")
+    async def replay(name: str, request: Request) -> dict[str, int]:
+        player = _player(scheduler.players, name)
+        async with _upload(player, request, MAX_SESSION_BYTES) as data:
+            saved = await asyncio.to_thread(load_log, data, world)
+            scheduler.begin(player, saved)
+        return {"frames": len(saved.history)}
+
+    @app.get("/sessions/{name}/session.json")
+    async def session(name: str) -> Response:
+        player = _player(scheduler.players | scheduler.gone, name)
+        log = player.session.log if player.session else player.past
+        if log is None:
+            raise HTTPException(409, "the dream has not begun yet")
+        data = await asyncio.to_thread(save_log, log, Path(source.name_or_path).name)
+        return _download(data, "application/json", "dream.json")
+
+    @app.get("/sessions/{name}/video.mp4")
+    async def video(name: str) -> Response:
+        player = _player(scheduler.players | scheduler.gone, name)
+        if not (recorded := list(player.recorded)):
+            raise HTTPException(409, "nothing was recorded yet")
+        async with decoders:
+            data = await asyncio.to_thread(to_mp4, recorded, player.fps)
+        return _download(data, "video/mp4", "dream.mp4")
+
+    @app.get("/{path:path}")  # of all that no route above answers
+    async def file(path: str) -> Response:
+        found, name = files, path or "static/index.html"
+        if path.startswith("world/"):
+            if not packing:
+                packing.append(asyncio.create_task(asyncio.to_thread(pack_files)))
+            try:
+                found = await asyncio.shield(packing[0])  # others may wait for it, too
+            except ValueError as error:
+                raise HTTPException(409, str(error)) from None
+        if name not in found:
+            raise HTTPException(404, "there is no such file")
+        return Response(found[name], media_type=mimetypes.guess_type(name)[0])
+
+    @app.websocket("/play")
+    async def play(socket: WebSocket) -> None:
+        await socket.accept()
+        if (player := scheduler.join()) is None:
+            message = "Even the line is full. This page tries again by itself."
+            await socket.send_json({"type": "refused", "message": message})
+            await socket.close(TRY_LATER)
+            return
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                receiving = tasks.create_task(_receive(socket, player, scheduler))
+                await _send(socket, player)
+                receiving.cancel()
+        except* WebSocketDisconnect:
+            pass  # the page is gone
+        finally:
+            scheduler.leave(player)
+
+    return app
+
+
+async def _send(socket: WebSocket, player: Player) -> None:
+    """Send what is in the outbox, until a note closes the socket; nobody else writes to it."""
+    while True:
+        item = await player.outbox.get()
+        started = time.perf_counter()
+        if isinstance(item, Frame):
+            await socket.send_bytes(pack(item.header, item.picture))
+            player.send_ms = (time.perf_counter() - started) * 1e3
+        else:
+            await socket.send_json(item.document)
+            if item.code is not None:
+                await socket.close(item.code)
+                return
+
+
+async def _receive(socket: WebSocket, player: Player, scheduler: Scheduler) -> None:
+    """Handle messages; the first one that is wrong, or one too many, ends the dream."""
+    codec = scheduler.world.vocabulary
+    assert codec is not None
+    allowance, last = BURST, time.monotonic()
+    while True:
+        received = await socket.receive()
+        if received["type"] != "websocket.receive":
+            raise WebSocketDisconnect(received.get("code", 1005))
+        now = time.monotonic()
+        allowance = min(BURST, allowance + (now - last) * MESSAGES_PER_SECOND) - 1
+        last = now
+        try:
+            if allowance < 0:
+                raise ValueError("too many messages")
+            seen = player.seen
+            scheduler.handle(player, parse(received.get("text") or "", codec))
+            allowance += player.seen > seen  # as many as the model writes frames: these are free
+        except ValueError as error:
+            scheduler.end(player, f"The page said: {error}.", WRONG)
+            return
+
+
+def _player(players: dict[str, Player], name: str) -> Player:
+    if name not in players:
+        raise HTTPException(404, "this session is over")
+    return players[name]
+
+
+@contextlib.asynccontextmanager
+async def _upload(player: Player, request: Request, max_bytes: int) -> AsyncIterator[bytes]:
+    """Read an upload, the only one of its player, and answer a ValueError with its text."""
+    if player.uploading:
+        raise HTTPException(409, "another upload is under way", {"connection": "close"})
+    player.uploading = True
+    try:
+        yield await read_body(request, max_bytes, MAX_SECONDS_OF_UPLOAD)
+    except ValueError as error:
+        raise HTTPException(400, str(error)) from None
+    finally:
+        player.uploading = False
+
+
+def _download(data: bytes, media_type: str, name: str) -> Response:
+    headers = {"content-disposition": f'attachment; filename="{name}"'}
+    return Response(data, media_type=media_type, headers=headers)
+
+
+async def decode_upload(data: bytes, keep: int, height_px: int, width_px: int) -> Tensor:
+    """Decode an image, or the last `keep` frames of a clip, in a child process (`DECODER`).
+
+    Returns (T, height_px, width_px, 3) uint8; ValueError if it is slow, damaged or of another kind.
+    """
+    here = Path.cwd()  # what lies in the current folder must not pass for a library
+    found = [path for path in sys.path if path and Path(path).resolve() != here]
+    limits, pipe = (MAX_UPLOAD_FRAMES, keep, MAX_UPLOAD_PIXELS), asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", str(DECODER), *map(str, limits)),
+        **dict.fromkeys(("stdin", "stdout", "stderr"), pipe),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(found)},
+    )
+    try:
+        out, err = await asyncio.wait_for(child.communicate(data), MAX_SECONDS_OF_DECODING)
+    except TimeoutError:
+        limit = f"{MAX_SECONDS_OF_DECODING:g} seconds"
+        raise ValueError(f"decoding took longer than {limit}") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        await child.wait()
+    complaint = err.decode(errors="replace").strip()
+    if child.returncode == 2:
+        raise ValueError(complaint[:200])
+    reason = complaint.rpartition("\n")[2]
+    if reason.startswith(("ImportError", "ModuleNotFoundError")):
+        raise ValueError(f"this server cannot decode pictures ({reason[:200]})")
+    if child.returncode:
+        raise ValueError("the file could not be decoded (it needed too much memory or time)")
+    return await asyncio.to_thread(_fit, out, height_px, width_px)
+
+
+def _fit(raw: bytes, height_px: int, width_px: int) -> Tensor:
+    line, _, pixels = raw.partition(b"\n")
+    shape = (*map(int, line.split()), 3)
+    frames = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(shape)
+    return torch.cat([resize(frame[None], height_px, width_px) for frame in frames])

@@ -51,11 +51,9 @@ class Controls:
         return {**vars(self), "strategy": self.strategy.name, "paced": paced}
 
     def check(self, world: VideoGenerator) -> None:
-        """Raise ValueError where a world cannot decode so."""
         world.check(self.strategy, self.sampling(world))
 
     def sampling(self, world: VideoGenerator) -> SamplingOptions:
-        """Return the sampling of visual ids, greedy at temperature 0."""
         top_p = self.top_p if self.temperature else None
         return world.sampling(SamplingOptions(self.temperature, top_p=top_p))
 
@@ -126,13 +124,11 @@ class Session:
 
 @lru_cache(maxsize=16)
 def steps_of_frame(order: Order) -> tuple[int, ...]:
-    """Return the step that writes each token of the first frame, in raster order."""
     rows, columns = range(order.grid.height), range(order.grid.width)
     return tuple(order.step_of(0, i, j) for i in rows for j in columns)
 
 
 def checksum_of(tokens: Tensor) -> int:
-    """Return the CRC-32 of a frame's tokens, as little-endian 32-bit integers."""
     return zlib.crc32(tokens.cpu().numpy().astype("<i4").tobytes())
 
 
@@ -147,8 +143,6 @@ class SavedStart:
 
 @dataclass(frozen=True, config=STRICT)
 class SavedSession:
-    """The JSON document of a session."""
-
     model: str
     seed: int
     start: SavedStart
@@ -159,15 +153,15 @@ class SavedSession:
 _SAVED = TypeAdapter(SavedSession)
 
 
-def save(log: SessionLog, model: str) -> bytes:
+def save_log(log: SessionLog, model: str) -> bytes:
     """Format a session as JSON."""
     pixels = base64.b64encode(zlib.compress(log.frames.numpy().tobytes())).decode()
     start = SavedStart(list(log.frames.shape), pixels, list(log.actions))
     return _SAVED.dump_json(SavedSession(model, log.seed, start, log.history))
 
 
-def load(data: bytes | str, world: VideoGenerator) -> SessionLog:
-    """Read what `save` wrote, or anybody; ValueError for a bad document or one of another model."""
+def load_log(data: bytes | str, world: VideoGenerator) -> SessionLog:
+    """Read what `save_log` wrote, or anybody; ValueError for what is bad or of another model."""
     saved = read_json(_SAVED, data, "saved dream")
     start, (height_px, width_px) = saved.start, world.frame_size_px
     count, *shown = start.shape

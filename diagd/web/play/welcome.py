@@ -61,7 +61,6 @@ def describe(
 
 
 def offered(world: VideoGenerator) -> list[Strategy]:
-    """Return the strategies with a schedule that a page offers."""
     return [Raster(), *(Diagonal(lag) for lag in (4, 2, 1) if lag <= world.width)]
 
 

@@ -60,7 +60,6 @@ class StudyOptions:
             )
 
     def parsed_systems(self) -> list[System]:
-        """Parse the systems of `--make`; the model of the options is the default."""
         systems = []
         for text in self.strategy:
             spelled, _, checkpoint = text.partition("@")

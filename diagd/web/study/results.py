@@ -123,7 +123,6 @@ def _records(question: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def print_results(results: dict[str, Any], console: Console) -> None:
-    """Print a table for every comparison and question, and the notes."""
     for comparison in results["comparisons"]:
         for name, question in comparison["questions"].items():
             title = f"{comparison['first']} against {comparison['second']}: {name}"

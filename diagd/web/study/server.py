@@ -75,7 +75,6 @@ def _body(kind: type[Any]) -> Any:
 def study_server(
     pairs: StudyPairs, store: StudyStore, seed: int, names: Collection[str]
 ) -> uvicorn.Server:
-    """Build the server of the pages, and of a small JSON interface for them."""
     app = FastAPI(openapi_url=None)
     # cookies know no ports: another study on this machine must not take this one's away
     cookie = f"rater-{hashlib.sha256(store.results_key.encode()).hexdigest()[:12]}"

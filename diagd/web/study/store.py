@@ -176,7 +176,6 @@ class StudyStore:
             raise ValueError(f"no such trial: {number}") from None
 
     def video(self, media_id: str) -> tuple[str, str] | None:
-        """Find the system and the clip behind the id of a video."""
         with self._transaction() as database:
             row = database.execute(
                 "SELECT comparison, clip, first_is_left = (left_id = ?1)"

@@ -9,9 +9,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from diagd.data.video import read_video, write_image, write_video
-from diagd.web.play import app
-from diagd.web.play.app import BURST
+from diagd.web.play import server
 from diagd.web.play.player import from_jpeg, to_jpeg
+from diagd.web.play.server import BURST
 from tests.web.play.serving import wait_until
 from tests.worlds import HEIGHT, HEIGHT_PX, NAMES, WIDTH, WIDTH_PX, smooth_frames
 
@@ -341,8 +341,8 @@ def test_a_flood_of_messages_closes_that_socket_and_no_other(served, page):
 
 
 def test_answers_to_frames_are_no_flood_however_fast_the_model(served, monkeypatch):
-    monkeypatch.setattr(app, "BURST", 3)
-    monkeypatch.setattr(app, "MESSAGES_PER_SECOND", 0)
+    monkeypatch.setattr(server, "BURST", 3)
+    monkeypatch.setattr(server, "MESSAGES_PER_SECOND", 0)
     with served.page() as page:
         assert page.frames(20)
 

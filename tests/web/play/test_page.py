@@ -15,7 +15,7 @@ from PIL import Image
 
 from diagd.data.video import read_video, write_image
 from diagd.web.play.player import from_jpeg, to_jpeg
-from diagd.web.play.session import Session, load
+from diagd.web.play.session import Session, load_log
 from tests.web.play.serving import serving, wait_until
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames, write_scenes, write_world
 
@@ -152,7 +152,7 @@ def test_a_key_changes_the_picture(visit, shared, generator):
     assert set(actions) == {"none", "forward"}
 
     def last_picture(replace):
-        saved = load(document, generator)
+        saved = load_log(document, generator)
         session = Session(generator, saved)
         frames = [
             session.advance(replace.get(record.action, record.action), record.controls)

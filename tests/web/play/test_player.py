@@ -7,7 +7,7 @@ import pytest
 from diagd.decoding.strategies.table import Diagonal, Raster
 from diagd.web.play.messages import Act, Adjust, Pause, Record, Seen
 from diagd.web.play.player import WINDOW, Player, from_jpeg
-from diagd.web.play.session import Controls, Session, SessionLog, load, save
+from diagd.web.play.session import Controls, Session, SessionLog, load_log, save_log
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
 START = SessionLog(smooth_frames(2, HEIGHT_PX, WIDTH_PX), ("left",), 3)
@@ -150,7 +150,7 @@ def test_a_held_key_and_a_replay_are_activity(generator, monkeypatch):
     assert player.last_active == 50.0
     player.handle(Act("none", 2))
     assert player.session is not None
-    player.begin(load(save(player.session.log, "doom"), generator))
+    player.begin(load_log(save_log(player.session.log, "doom"), generator))
     now[0] = 90.0
     player.turn()
     player.turn()
@@ -169,12 +169,12 @@ def test_controls_that_do_not_fit_leave_all_as_it_was(player):
 
 def test_who_has_left_can_still_be_saved_but_holds_no_engine(player):
     player.turn()
-    document = save(player.session.log, "doom")
+    document = save_log(player.session.log, "doom")
     player.begin(START)
     player.release()
     assert (player.session, player.pending) == (None, None)
     assert player.past is not None
-    assert save(player.past, "doom") == document
+    assert save_log(player.past, "doom") == document
 
 
 def test_only_recorded_frames_are_kept_and_not_without_end(player, monkeypatch):
@@ -196,7 +196,7 @@ def test_a_saved_dream_is_replayed_and_checked_and_then_goes_on(player, generato
     for strategy in (Diagonal(1), Raster()):
         player.handle(Adjust(strategy, 1.5, 1.0, paced=False))
         player.turn()
-    saved = load(save(player.session.log, "doom"), generator)
+    saved = load_log(save_log(player.session.log, "doom"), generator)
     player.handle(Act("none", 2))
     player.begin(saved)
     player.turn()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from diagd.decoding.strategies.table import Diagonal, Raster
-from diagd.web.play.session import MAX_FRAMES, Controls, Session, SessionLog, load, save
+from diagd.web.play.session import MAX_FRAMES, Controls, Session, SessionLog, load_log, save_log
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
 
@@ -20,11 +20,11 @@ def session(generator):
 
 @pytest.fixture
 def document(session):
-    return json.loads(save(session.log, "doom"))
+    return json.loads(save_log(session.log, "doom"))
 
 
 def test_what_was_saved_is_loaded_and_dreamt_again(session, document, generator):
-    saved = load(json.dumps(document), generator)
+    saved = load_log(json.dumps(document), generator)
     assert torch.equal(saved.frames, session.start.frames)
     assert (saved.actions, saved.seed) == (("left",), 3)
     assert saved.history == tuple(session.history)
@@ -39,7 +39,7 @@ def test_controls_are_saved_by_name_and_one_that_is_left_out_has_its_default(doc
     controls = {"strategy": "k=1", "temperature": 1.5, "top_p": 0.8}
     assert document["frames"][0]["controls"] == controls
     del document["frames"][0]["controls"]["temperature"]
-    (first, *_) = load(json.dumps(document), generator).history
+    (first, *_) = load_log(json.dumps(document), generator).history
     assert first.controls == Controls(Diagonal(1), Controls.temperature, 0.8)
 
 
@@ -86,17 +86,17 @@ DAMAGE = {
 def test_a_damaged_document_is_refused(message, document, generator):
     DAMAGE[message](document)
     with pytest.raises(ValueError, match=message):
-        load(json.dumps(document), generator)
+        load_log(json.dumps(document), generator)
 
 
 @pytest.mark.parametrize("data", ["null", "[]", '"x"', "1", "{}", "{", "[" * 100_000, b"\xff"])
 def test_what_is_no_document_is_refused(data, generator):
     with pytest.raises(ValueError, match="this is no saved dream"):
-        load(data, generator)
+        load_log(data, generator)
 
 
 def test_pixels_that_inflate_without_end_are_not_inflated(document, generator):
     bomb = zlib.compress(bytes(200 * 2**20), 9)
     document["start"]["pixels"] = base64.b64encode(bomb).decode()
-    frames = load(json.dumps(document), generator).frames
+    frames = load_log(json.dumps(document), generator).frames
     assert frames.numel() == 2 * HEIGHT_PX * WIDTH_PX * 3

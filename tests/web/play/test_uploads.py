@@ -12,8 +12,8 @@ from PIL import Image, ImageOps
 
 from diagd.data.video import resize, write_image, write_video
 from diagd.metrics.quality import psnr
-from diagd.web.play import app
-from diagd.web.play.app import DECODER
+from diagd.web.play import server
+from diagd.web.play.server import DECODER
 from diagd.web.play.upload_decoder import SIGNATURES, container_of, decode
 from tests.worlds import smooth_frames
 
@@ -21,7 +21,7 @@ FRAMES = smooth_frames(6, 48, 90)
 
 
 def upload(data, keep=4):
-    return asyncio.run(app.decode_upload(data, keep, 24, 40))
+    return asyncio.run(server.decode_upload(data, keep, 24, 40))
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +74,13 @@ def test_libraries_are_found_where_the_server_finds_them_but_not_in_the_current_
     monkeypatch.setattr("sys.path", ["", *sys.path])
     decoder = tmp_path / "decoder.py"
     decoder.write_text(f"import only_here\n{DECODER.read_text()}")
-    monkeypatch.setattr(app, "DECODER", decoder)
+    monkeypatch.setattr(server, "DECODER", decoder)
     assert upload(clip).shape == (4, 24, 40, 3)
 
 
 def test_a_decoder_whose_libraries_are_missing_says_so(clip, tmp_path, monkeypatch):
-    monkeypatch.setattr(app, "DECODER", tmp_path / "decoder.py")
-    app.DECODER.write_text("import no_such_module")
+    monkeypatch.setattr(server, "DECODER", tmp_path / "decoder.py")
+    server.DECODER.write_text("import no_such_module")
     message = r"this server cannot decode pictures \(ModuleNotFoundError: .*no_such_module"
     with pytest.raises(ValueError, match=message):
         upload(clip)
@@ -109,7 +109,7 @@ def test_a_clip_with_sound_and_another_container_is_decoded_behind_the_lock(tmp_
 @pytest.mark.parametrize("kind", ["PNG", "WebP"])
 def test_an_animation_of_any_length_costs_no_more_than_its_first_picture(kind, monkeypatch):
     """Many frames in a few kilobytes. FFmpeg reads the first of a PNG, and no WebP."""
-    monkeypatch.setattr(app, "MAX_SECONDS_OF_DECODING", 10)
+    monkeypatch.setattr(server, "MAX_SECONDS_OF_DECODING", 10)
     frames = [Image.new("RGB", (640, 360), (number, 0, 0)) for number in range(60)]
     buffer = io.BytesIO()
     frames[0].save(buffer, kind, save_all=True, append_images=frames[1:], lossless=True)
@@ -180,15 +180,15 @@ def test_behind_the_lock_no_file_can_be_opened_and_no_socket():
 
 
 def test_an_upload_that_takes_too_long_is_stopped(tmp_path, clip, monkeypatch):
-    monkeypatch.setattr(app, "DECODER", tmp_path / "slow.py")
-    monkeypatch.setattr(app, "MAX_SECONDS_OF_DECODING", 0.3)
-    app.DECODER.write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(server, "DECODER", tmp_path / "slow.py")
+    monkeypatch.setattr(server, "MAX_SECONDS_OF_DECODING", 0.3)
+    server.DECODER.write_text("import time; time.sleep(60)")
     with pytest.raises(ValueError, match=r"decoding took longer than 0\.3 seconds"):
         upload(clip)
 
 
 def test_a_decoder_that_crashes_is_an_error_in_words(tmp_path, clip, monkeypatch):
-    monkeypatch.setattr(app, "DECODER", tmp_path / "crash.py")
-    app.DECODER.write_text("import os, sys; sys.stdin.buffer.read(); os.abort()")
+    monkeypatch.setattr(server, "DECODER", tmp_path / "crash.py")
+    server.DECODER.write_text("import os, sys; sys.stdin.buffer.read(); os.abort()")
     with pytest.raises(ValueError, match="could not be decoded"):
         upload(clip)

@@ -3,7 +3,7 @@
 const PLACES = { forward: "forward", up: "forward", left: "left", turn_left: "left", back: "back", backward: "back", down: "back", right: "right", turn_right: "right" };
 
 export class Keyboard {
-  /** layout: what the server says (diagd/web/play/app.py); changed(action): something else is pressed */
+  /** layout: what the server says (diagd/web/play/welcome.py); changed(action): something else is pressed */
   constructor(pad, words, changed) {
     Object.assign(this, { pad, words, changed, held: [], action: null, buttons: new Map() });
     addEventListener("keydown", (event) => this.#key(event, true));
