@@ -78,18 +78,18 @@ def in_sights(game: DoomGame) -> bool:
 
 def play(game: DoomGame, seed: int, frames: int, told: Iterable[str | None] = ()) -> Played | None:
     """Play an episode, with actions told for the first frames; None where it ends too early."""
-    told, first = iter(told), game.start(seed, 0)
-    if first is None:
-        return None
-    pictures, actions, aimed = [first], ["none"], [in_sights(game)]
-    while len(pictures) < frames:
-        moved = game.advance(REPEAT, next(told, None))
-        if moved is None:
-            return None
-        actions.append(moved[0])
-        pictures.append(moved[1])
+    game.start(seed)
+    told, picture = iter(told), game.press("none", 0)
+    pictures, actions, aimed = [], ["none"], []
+    while picture is not None:
+        pictures.append(picture)
         aimed.append(in_sights(game))
-    return Played(resize(torch.from_numpy(np.stack(pictures)), *game.size_px), actions, aimed)
+        if len(pictures) == frames:
+            shown = resize(torch.from_numpy(np.stack(pictures)), *game.size_px)
+            return Played(shown, actions, aimed)
+        actions.append(next(told, None) or game.choose())
+        picture = game.press(actions[-1], REPEAT)
+    return None
 
 
 def episodes(game: DoomGame, first_seed: int, frames: int) -> Iterator[tuple[Played, int]]:

@@ -198,33 +198,26 @@ class DoomGame:
 
     def __init__(self, game: Any, name: str, scenario: Scenario) -> None:
         self.game, self.scenario = game, scenario
-        self.name = f"scenario {name!r}"
-        self.actions = scenario.actions
+        self.name, self.actions = f"scenario {name!r}", scenario.actions
         self.player = scenario.player(0)
         self.state: Any = None
 
-    def start(self, seed: int, skip: int) -> np.ndarray | None:
+    def start(self, seed: int) -> None:
         self.game.set_seed(seed)
         self.game.new_episode()
         self.player = self.scenario.player(seed)
         if weapon := self.scenario.weapon:
             for command in ("give", "use"):
                 self.game.send_game_command(f"{command} {weapon}")
-            skip += DRAWING_TICS
-        return self._press("none", skip) if skip else self._look()
+            self.press("none", DRAWING_TICS)
 
-    def advance(self, repeat: int, action: str | None = None) -> tuple[str, np.ndarray] | None:
-        """Play on, with an action that the player does not choose where one is given."""
-        action = action or self.player.choose(view_of(self.state))
-        picture = self._press(action, repeat)
-        return None if picture is None else (action, picture)
+    def choose(self) -> str:
+        return self.player.choose(view_of(self.state))
 
-    def _press(self, action: str, tics: int) -> np.ndarray | None:
-        words = action.split("+")
-        self.game.make_action([word in words for word in BUTTONS], tics)
-        return self._look()
-
-    def _look(self) -> np.ndarray | None:
+    def press(self, action: str, steps: int) -> np.ndarray | None:
+        if steps:
+            words = action.split("+")
+            self.game.make_action([word in words for word in BUTTONS], steps)
         self.state = self.game.get_state()
         return None if self.state is None else self.state.screen_buffer
 

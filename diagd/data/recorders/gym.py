@@ -54,7 +54,7 @@ class GymGame:
         self.observation, _ = self.env.reset(seed=0)
         self.size_px = suitable_size(*self._picture().shape[:2])
 
-    def start(self, seed: int, skip: int) -> np.ndarray | None:
+    def start(self, seed: int) -> None:
         self.env.close()
         self.env = self.make()
         self.observation, _ = self.env.reset(seed=seed)
@@ -62,27 +62,25 @@ class GymGame:
         rng = np.random.default_rng((seed, 1))
         walk = random_actions(self.actions.names, rng)
         self.player = self.new_player(self.env, rng) if self.new_player else lambda _: next(walk)
-        return self._picture() if self._act(IDLE, skip) else None
 
-    def advance(self, repeat: int) -> tuple[str, np.ndarray] | None:
+    def choose(self) -> str:
         action = self.player(self.observation)
         if action not in self.values:
             known = ", ".join(self.actions.names)
             raise ValueError(f"the player said {action!r}, expected one of: {known}")
-        return (action, self._picture()) if self._act(action, repeat) else None
+        return action
 
-    def close(self) -> None:
-        self.env.close()
-
-    def _act(self, action: str, steps: int) -> bool:
-        """Repeat an action; True if the episode goes on."""
+    def press(self, action: str, steps: int) -> np.ndarray | None:
         value = self.values[action]
         for _ in range(0 if value is None else steps):  # None: time stands still
             move = native(self.env.action_space, value)
             self.observation, _, terminated, truncated, _ = self.env.step(move)
             if terminated or truncated:
-                return False
-        return True
+                return None
+        return self._picture()
+
+    def close(self) -> None:
+        self.env.close()
 
     def _picture(self) -> np.ndarray:
         picture = self.env.render()

@@ -29,19 +29,17 @@ FRAMES_PER_SECOND = 10  # what clips come near to unless told otherwise
 
 
 class Game(Protocol):
-    """A game and its player; pictures are (H_px, W_px, 3) uint8, None when an episode has ended."""
+    """A game and its player."""
 
     name: str
     actions: ActionVocabulary  # the first one is doing nothing
     steps_per_second: Fraction  # of the game's own clock
     size_px: tuple[int, int]  # (height_px, width_px) of the clips by default
 
-    def start(self, seed: int, skip: int) -> np.ndarray | None:
-        """Begin an episode, do nothing for `skip` game steps, and return the first picture."""
-        ...
-
-    def advance(self, repeat: int) -> tuple[str, np.ndarray] | None:
-        """Play for `repeat` game steps; return the name of the action, and the picture."""
+    def start(self, seed: int) -> None: ...  # an episode
+    def choose(self) -> str: ...  # the player's next action
+    def press(self, action: str, steps: int) -> np.ndarray | None:
+        """Play for so many game steps; return (H_px, W_px, 3) uint8, None at an episode's end."""
         ...
 
 
@@ -79,15 +77,15 @@ def _play(
 ) -> tuple[Tensor, list[str], int]:
     """Return frames, for each the action that led to it, and the number of episodes played."""
     for attempt in range(ATTEMPTS):
-        first = game.start(seed + attempt * NEXT_SEED, options.skip)
-        if first is None:
-            continue
-        frames, actions = [first], [game.actions.names[0]]
-        while len(frames) < options.frames and (moved := game.advance(repeat)):
-            actions.append(moved[0])
-            frames.append(moved[1])
-        if len(frames) == options.frames:
-            return torch.from_numpy(np.stack(frames)), actions, attempt + 1
+        game.start(seed + attempt * NEXT_SEED)
+        frames, actions = [], [game.actions.names[0]]
+        picture = game.press(actions[0], options.skip)
+        while picture is not None:
+            frames.append(picture)
+            if len(frames) == options.frames:
+                return torch.from_numpy(np.stack(frames)), actions, attempt + 1
+            actions.append(game.choose())
+            picture = game.press(actions[-1], repeat)
     raise ValueError(
         f"{game.name} ended before {options.frames} frames {ATTEMPTS} times in a row: "
         "ask for fewer --frames, or for a player that lives longer"

@@ -84,9 +84,10 @@ def test_the_same_seed_records_the_same_clip_and_what_is_there_is_kept(
 
 def test_action_names_press_their_buttons(tmp_path, vizdoom):
     with open_doom(RecordOptions(tmp_path, scenario="defend_the_line")) as doom:
-        assert doom.start(5, skip=0) is not None
+        doom.start(5)
+        assert doom.press("none", 0) is not None
         for name in ACTIONS.names:
-            assert doom._press(name, 1) is not None
+            assert doom.press(name, 1) is not None
             pressed = zip(BUTTONS, doom.game.get_last_action(), strict=True)
             assert {word for word, down in pressed if down} == set(name.split("+")) - {"none"}
 
@@ -133,19 +134,20 @@ def test_a_hunter_of_the_real_game_sees_monsters_and_kills_some(tmp_path, vizdoo
     kills = 0
     with open_doom(RecordOptions(tmp_path, scenario="defend_the_line")) as doom:
         for seed in range(3):
-            doom.start(seed, skip=0)
+            doom.start(seed)
+            doom.press("none", 0)
             monsters = view_of(doom.state).monsters
             assert len(monsters) >= 4
             assert all(abs(monster.offset) < 0.5 and monster.area > 0 for monster in monsters)
             for _ in range(40):
-                doom.advance(4)
+                doom.press(doom.choose(), 4)
             kills += doom.game.get_game_variable(vizdoom.GameVariable.KILLCOUNT)
     assert kills >= 3
 
 
 def test_the_deathmatch_begins_armed_with_monsters_about(tmp_path, vizdoom):
     with open_doom(RecordOptions(tmp_path, scenario="deathmatch")) as doom:
-        doom.start(5, skip=0)
+        doom.start(5)
         chaingun = 4  # the key of its slot
         assert doom.game.get_game_variable(vizdoom.GameVariable.SELECTED_WEAPON) == chaingun
         assert doom.game.get_episode_time() > 400
@@ -169,7 +171,7 @@ def test_a_player_is_chosen_by_name(tmp_path, command, vizdoom):
     outcome = command("record", "--out", tmp_path / "out", "--policy", "spy")
     outcome.assert_refused(f"policy must be one of {names}, got 'spy'")
     with open_doom(RecordOptions(out=tmp_path, policy="explorer")) as doom:
-        doom.start(0, skip=0)
+        doom.start(0)
         assert type(doom.player) is Explorer
 
 

@@ -50,21 +50,21 @@ def test_a_recording_is_clips_with_an_action_for_every_frame(recording):
 def test_row_t_led_to_frame_t(tmp_path):
     """Frames are equal exactly where the row says that nothing was done on the way to them."""
     with open_gym(options_for(tmp_path)) as game:
-        first = game.start(3, skip=0)
-        assert first is not None
-        pictures = [first]
+        game.start(3)
         rows = ["none"]
+        pictures = [game.press("none", 0)]
         while len(rows) < 60:
-            moved = game.advance(repeat=2)
-            assert moved is not None
-            rows.append(moved[0])
-            pictures.append(moved[1])
+            rows.append(game.choose())
+            pictures.append(game.press(rows[-1], 2))
         expected = game.env.unwrapped.place - (100, 120)
     moves = list(scroller.MOVES.values())
     steps = [moves[game.actions.id_of(row)] for row in rows[1:]]
     assert (2 * np.sum(steps, axis=0) == expected).all()
     for t in range(1, 60):
-        assert np.array_equal(pictures[t], pictures[t - 1]) == (rows[t] == "none")
+        before, after = pictures[t - 1 : t + 1]
+        assert before is not None
+        assert after is not None
+        assert np.array_equal(after, before) == (rows[t] == "none")
 
 
 def test_the_same_seed_records_the_same_clip_in_any_order_and_what_is_there_is_kept(
@@ -90,7 +90,8 @@ def test_where_the_game_has_no_action_for_doing_nothing_it_waits(tmp_path):
     record_clips(tmp_path, "Turner", clips=1, frames=40, repeat=1)
     assert ActionVocabulary.load(tmp_path / "actions.json").names == ("none", "left", "right")
     with open_gym(options_for(tmp_path, "Turner")) as game:
-        game.start(0, skip=5)
+        game.start(0)
+        game.press("none", 5)
         assert game.env.unwrapped.steps == 0
         assert game.values == {"none": None, "left": 1, "right": 2}
 
