@@ -94,7 +94,7 @@ def test_a_request_comes_to_its_end_in_time_or_never(address, lines, monkeypatch
 
 
 def test_a_body_that_never_ends_is_answered_in_words(address, lines, monkeypatch):
-    monkeypatch.setattr("diagd.web.study.server.SECONDS_TO_ASK", 0.3)
+    monkeypatch.setattr("diagd.web.study.server.MAX_SECONDS_OF_BODY", 0.3)
     (line,) = lines(1, HALF_A_BODY % int(address.rpartition(":")[2]))
     head, _, body = line.recv(4096).partition(b"\r\n\r\n")
     assert b" 408 " in head.splitlines()[0]

@@ -193,12 +193,13 @@ SCENARIOS = {
 class DoomGame:
     """A scenario of ViZDoom, and its player."""
 
-    steps_per_second = Fraction(35)
-    size_px: tuple[int, int] = (112, 192)
+    steps_per_second = Fraction(35)  # of the game's own clock
+    size_px: tuple[int, int] = (112, 192)  # (height_px, width_px) of the clips by default
 
     def __init__(self, game: Any, name: str, scenario: Scenario) -> None:
         self.game, self.scenario = game, scenario
-        self.name, self.actions = f"scenario {name!r}", scenario.actions
+        self.name = f"scenario {name!r}"
+        self.actions = scenario.actions  # the first one is doing nothing
         self.player = scenario.player(0)
         self.state: Any = None
 
@@ -215,6 +216,7 @@ class DoomGame:
         return self.player.choose(view_of(self.state))
 
     def press(self, action: str, steps: int) -> np.ndarray | None:
+        """Play for some game steps; return (H_px, W_px, 3) uint8, None where the episode ends."""
         if steps:
             words = action.split("+")
             self.game.make_action([word in words for word in BUTTONS], steps)

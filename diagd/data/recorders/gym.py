@@ -36,7 +36,7 @@ def random_actions(names: tuple[str, ...], rng: np.random.Generator) -> Iterator
 
 
 class GymGame:
-    """A Gymnasium environment and its player; every episode is a fresh environment."""
+    """A Gymnasium environment and its player, like `DoomGame`; every episode is a fresh one."""
 
     def __init__(
         self,
@@ -71,8 +71,9 @@ class GymGame:
         return action
 
     def press(self, action: str, steps: int) -> np.ndarray | None:
+        """As `DoomGame.press`; nothing changes while an action of value None is pressed."""
         value = self.values[action]
-        for _ in range(0 if value is None else steps):  # None: time stands still
+        for _ in range(0 if value is None else steps):
             move = native(self.env.action_space, value)
             self.observation, _, terminated, truncated, _ = self.env.step(move)
             if terminated or truncated:

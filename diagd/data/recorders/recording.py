@@ -7,10 +7,7 @@ diagd record --gym MiniGrid-FourRooms-v0 --out clips
 diagd record --gym CarRacing-v3 --policy racing:Driver --out clips
 """
 
-from contextlib import AbstractContextManager
-from fractions import Fraction
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,8 +15,8 @@ from torch import Tensor
 
 from diagd.console import track
 from diagd.data.actions import ActionVocabulary, write_actions
-from diagd.data.recorders.doom import open_doom
-from diagd.data.recorders.gym import open_gym
+from diagd.data.recorders.doom import DoomGame, open_doom
+from diagd.data.recorders.gym import GymGame, open_gym
 from diagd.data.recorders.options import RecordOptions
 from diagd.data.video import resize, write_video
 
@@ -28,25 +25,9 @@ NEXT_SEED = 10_000_000  # from an episode that ends before its clip is full to t
 FRAMES_PER_SECOND = 10  # what clips come near to unless told otherwise
 
 
-class Game(Protocol):
-    """A game and its player."""
-
-    name: str
-    actions: ActionVocabulary  # the first one is doing nothing
-    steps_per_second: Fraction  # of the game's own clock
-    size_px: tuple[int, int]  # (height_px, width_px) of the clips by default
-
-    def start(self, seed: int) -> None: ...  # an episode
-    def choose(self) -> str: ...  # the player's next action
-    def press(self, action: str, steps: int) -> np.ndarray | None:
-        """Play for so many game steps; return (H_px, W_px, 3) uint8, None at an episode's end."""
-        ...
-
-
 def record(options: RecordOptions) -> dict[str, int]:
     """Record the clips that are not there yet, and count them and all `episodes` played."""
-    opened: AbstractContextManager[Game] = open_gym(options) if options.gym else open_doom(options)
-    with opened as game:
+    with open_gym(options) if options.gym else open_doom(options) as game:
         repeat = options.repeat or max(round(game.steps_per_second / FRAMES_PER_SECOND), 1)
         size_px = options.size_px or game.size_px
         vocabulary = options.out / "actions.json"
@@ -73,7 +54,7 @@ def clip_paths(folder: Path, seed: int) -> tuple[Path, Path]:
 
 
 def _play(
-    game: Game, seed: int, options: RecordOptions, repeat: int
+    game: GymGame | DoomGame, seed: int, options: RecordOptions, repeat: int
 ) -> tuple[Tensor, list[str], int]:
     """Return frames, for each the action that led to it, and the number of episodes played."""
     for attempt in range(ATTEMPTS):

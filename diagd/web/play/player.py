@@ -22,7 +22,8 @@ from torch import Tensor
 from diagd.data.actions import idle_action
 from diagd.data.video import encode_video
 from diagd.pipeline.generator import VideoGenerator
-from diagd.web.play.messages import Act, Adjust, Pause, Record, Seen
+from diagd.pipeline.scenes import StartScene
+from diagd.web.play.messages import Act, Adjust, Begin, Message, Pause, Record, Seen
 from diagd.web.play.session import MAX_FRAMES, Controls, Session, SessionLog
 
 WINDOW = 2  # frames under way to the page
@@ -82,9 +83,11 @@ class Keys:
 class Player:
     """A page and its session, at the world's own pace of `fps` where the page wants that."""
 
-    def __init__(self, world: VideoGenerator, fps: Fraction, controls: Controls | None) -> None:
+    def __init__(
+        self, world: VideoGenerator, scenes: Sequence[StartScene], controls: Controls | None
+    ) -> None:
         assert world.vocabulary is not None
-        self.world, self.fps = world, fps
+        self.world, self.scenes, self.fps = world, scenes, scenes[0].fps
         self.id = secrets.token_urlsafe(16)  # who knows it may fetch the recording and the session
         self.outbox: asyncio.Queue[Frame | Note] = asyncio.Queue()
         self.before: int | None = None  # players in line before this one, while it waits
@@ -117,8 +120,8 @@ class Player:
             self.past = self.session.log
         self.session = self.pending = None
 
-    def handle(self, message: Act | Adjust | Pause | Record | Seen) -> None:
-        """Handle a message; ValueError for a frame that was never sent."""
+    def handle(self, message: Message) -> None:
+        """Handle a message; ValueError for a frame that was never sent, or no scene."""
         if not isinstance(message, Seen):
             self.last_active = monotonic()
         match message:
@@ -126,6 +129,14 @@ class Player:
                 self.keys.press(message)
             case Adjust(strategy, temperature, top_p, paced=paced):
                 self._adjust(Controls(strategy, temperature, top_p), paced)
+            case Begin(scene, seed):
+                if scene is None:
+                    begun = self.pending or (self.session and self.session.start) or self.scenes[0]
+                elif 0 <= scene < len(self.scenes):
+                    begun = self.scenes[scene]
+                else:
+                    raise ValueError(f"scene must be in [0, {len(self.scenes)}), got {scene}")
+                self.begin(SessionLog(begun.frames, begun.actions, seed))
             case Pause(paused):
                 self.paused = paused
             case Record(on):
@@ -139,7 +150,7 @@ class Player:
 
     def _adjust(self, controls: Controls, paced: bool) -> None:
         try:
-            controls.check(self.world)
+            self.world.check(controls.strategy, controls.sampling(self.world))
         except ValueError as error:
             if self.outbox.qsize() <= WINDOW:  # to who never listens, no more is said
                 kept, message = self.controls.settings(self.paced), f"That does not fit: {error}."

@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic, thread_time
 from typing import Any, TypeVar
@@ -30,19 +31,17 @@ ALIVE_SECONDS = 5.0  # pages give up after four times as long without a word (co
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Scheduler:
     """The players of a world, who begin at the first of the scenes, with the same controls."""
 
-    def __init__(
-        self,
-        world: VideoGenerator,
-        scenes: Sequence[StartScene],
-        max_sessions: int,  # the others wait in line
-        idle_seconds: float,  # a session without a message or a held key for so long is ended
-        controls: Controls | None = None,
-    ) -> None:
-        self.world, self.scenes, self.controls = world, tuple(scenes), controls
-        self.max_sessions, self.idle_seconds = max_sessions, idle_seconds
+    world: VideoGenerator
+    scenes: Sequence[StartScene]
+    max_sessions: int  # the others wait in line
+    idle_seconds: float  # a session without a message or a held key for so long is ended
+    controls: Controls | None = None
+
+    def __post_init__(self) -> None:
         self.players: dict[str, Player] = {}  # the least recently served first
         self.gone: dict[str, Player] = {}  # their recordings and logs can be fetched for a while
         self.line: list[Player] = []  # who waits for a place, the first to come first
@@ -51,13 +50,13 @@ class Scheduler:
         self.virtual_time = 0.0  # model seconds of the least served of those who wait for a turn
         self.wake = asyncio.Event()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="model")
-        self.painter = Painter(world.model, self.thread)
+        self.painter = Painter(self.world.model, self.thread)
 
     def join(self) -> Player | None:
         """Admit a player at once or put them in line; None where the line is full."""
         if len(self.line) >= MAX_WAITING:
             return None
-        player = Player(self.world, self.scenes[0].fps, self.controls)
+        player = Player(self.world, self.scenes, self.controls)
         self.line.append(player)
         self._admit()
         return player
@@ -103,20 +102,8 @@ class Scheduler:
         """Handle a player's message, or raise ValueError where it makes no sense here."""
         if player in self.line:
             raise ValueError("nothing can be played before there is a place")
-        if isinstance(message, Begin):
-            self.begin(player, self._start(player, message))
-        else:
-            player.handle(message)
-            self.wake.set()
-
-    def _start(self, player: Player, message: Begin) -> SessionLog:
-        if message.scene is None:
-            begun = player.pending or (player.session and player.session.start) or self.scenes[0]
-        elif 0 <= message.scene < len(self.scenes):
-            begun = self.scenes[message.scene]
-        else:
-            raise ValueError(f"scene must be in [0, {len(self.scenes)}), got {message.scene}")
-        return SessionLog(begun.frames, begun.actions, message.seed)
+        player.handle(message)
+        self.wake.set()
 
     def begin(self, player: Player, log: SessionLog) -> None:
         player.begin(log)

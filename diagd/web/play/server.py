@@ -15,10 +15,9 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ from diagd.web.guard import listen, read_body, server_config, url_of
 from diagd.web.play.export import STATIC
 from diagd.web.play.export import pack as pack_world
 from diagd.web.play.messages import MAX_MESSAGE_BYTES, pack, parse
-from diagd.web.play.options import PlayOptions
+from diagd.web.play.options import PlayOptions, WorldFlags
 from diagd.web.play.player import MAX_UPLOAD_BYTES, Frame, Player, to_jpeg, to_mp4
 from diagd.web.play.scheduler import TRY_LATER, WRONG, Scheduler
 from diagd.web.play.session import Controls, Session, SessionLog, load_log, save_log
@@ -83,9 +82,8 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
     controls, context_frames, scenes = opening(world, options)
     warm_up(world, scenes[0], controls)
     scheduler = Scheduler(world, scenes, options.max_sessions, options.idle_seconds, controls)
-    packed = partial(pack_world, replace(options, strategy=None, context_frames=context_frames))
     config = server_config(
-        create_app(scheduler, context_frames, packed),
+        create_app(scheduler, options, context_frames),
         (options.host, *options.allow_host),
         ws="websockets-sansio",
         ws_max_size=4 * MAX_MESSAGE_BYTES,
@@ -136,15 +134,12 @@ def short_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def create_app(
-    scheduler: Scheduler, context_frames: int, pack_files: Callable[[], dict[str, bytes]]
-) -> FastAPI:
+def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> FastAPI:
     """Build the app over a scheduler, which serves turns for as long as the app lives.
 
-    An uploaded clip is cut to its last `context_frames`. `pack_files` returns the files by which a
-    browser plays the world itself (see `export`).
+    An uploaded clip is cut to its last `context_frames`; a browser may also play the world itself.
     """
-    world = scheduler.world
+    world, packed = scheduler.world, replace(flags, strategy=None, context_frames=context_frames)
     source = world.source
     assert source is not None
     files = {f"static/{path.name}": path.read_bytes() for path in STATIC.iterdir()}
@@ -209,7 +204,7 @@ def create_app(
         found, name = files, path or "static/index.html"
         if path.startswith("world/"):
             if not packing:
-                packing.append(asyncio.create_task(asyncio.to_thread(pack_files)))
+                packing.append(asyncio.create_task(asyncio.to_thread(pack_world, packed)))
             try:
                 found = await asyncio.shield(packing[0])  # others may wait for it, too
             except ValueError as error:
@@ -318,8 +313,7 @@ async def decode_upload(data: bytes, keep: int, height_px: int, width_px: int) -
     try:
         out, err = await asyncio.wait_for(child.communicate(data), MAX_SECONDS_OF_DECODING)
     except TimeoutError:
-        limit = f"{MAX_SECONDS_OF_DECODING:g} seconds"
-        raise ValueError(f"decoding took longer than {limit}") from None
+        raise ValueError(f"decoding took longer than {MAX_SECONDS_OF_DECODING:g} seconds") from None
     finally:
         with contextlib.suppress(ProcessLookupError):
             child.kill()

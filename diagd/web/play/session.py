@@ -50,9 +50,6 @@ class Controls:
         """Return them as a page reads them."""
         return {**vars(self), "strategy": self.strategy.name, "paced": paced}
 
-    def check(self, world: VideoGenerator) -> None:
-        world.check(self.strategy, self.sampling(world))
-
     def sampling(self, world: VideoGenerator) -> SamplingOptions:
         top_p = self.top_p if self.temperature else None
         return world.sampling(SamplingOptions(self.temperature, top_p=top_p))
@@ -178,7 +175,7 @@ def load_log(data: bytes | str, world: VideoGenerator) -> SessionLog:
     for action in {*start.actions, *(record.action for record in saved.frames)}:
         world.vocabulary.tokens_of(action)
     for controls in {record.controls for record in saved.frames}:
-        controls.check(world)
+        world.check(controls.strategy, controls.sampling(world))
     frames = _inflate(start.pixels, start.shape)
     return SessionLog(frames, tuple(start.actions), saved.seed, saved.frames)
 

@@ -20,7 +20,7 @@ def opening(world: VideoGenerator, flags: WorldFlags) -> tuple[Controls, int, li
     defaults = world.defaults
     strategy = parse_strategy(flags.strategy) if flags.strategy else defaults.strategy(world.height)
     controls = Controls(strategy, defaults.temperature, defaults.top_p or 1.0)
-    controls.check(world)
+    world.check(strategy, controls.sampling(world))
     max_context = (world.remembers or world.config.frames_held) - 1  # one frame is to come
     context_frames = flags.context_frames or max(1, min(defaults.context_frames, max_context))
     scenes = folder_scenes(flags.scenes, world, context_frames) if flags.scenes else []

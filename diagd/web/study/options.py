@@ -1,22 +1,14 @@
-"""Options of `diagd study`, and the systems that it compares."""
+"""Options of `diagd study`."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from diagd.checks import check_at_least
 from diagd.decoding.strategies.table import Strategy, parse_strategy
 from diagd.flags import OutputFile
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
-class System(NamedTuple):
-    """A model and a strategy; the name is that of its folder."""
-
-    name: str
-    model: str
-    strategy: Strategy
 
 
 @dataclass(frozen=True)
@@ -45,7 +37,7 @@ class StudyOptions:
     def __post_init__(self) -> None:
         check_at_least(self, make=0, frames=1, context_frames=1)
         if self.make:
-            names = [system.name for system in self.parsed_systems()]
+            names = [name for name, *_ in self.parsed_systems()]
             if len(set(names)) < max(2, len(names)):
                 raise ValueError(f"expected two or more different systems, got {', '.join(names)}")
         if self.make and self.results:
@@ -59,12 +51,13 @@ class StudyOptions:
                 f"host {self.host} lets others in: say under which --names they reach this machine"
             )
 
-    def parsed_systems(self) -> list[System]:
+    def parsed_systems(self) -> list[tuple[str, str, Strategy]]:
+        """Return the name of the folder, the model and the strategy of each system of `--make`."""
         systems = []
         for text in self.strategy:
             spelled, _, checkpoint = text.partition("@")
             strategy = parse_strategy(spelled)
             name = strategy.name.replace("/", "-")  # it names a folder
             name += f"-{Path(checkpoint).name}" if checkpoint else ""
-            systems.append(System(name, checkpoint or self.model, strategy))
+            systems.append((name, checkpoint or self.model, strategy))
         return systems

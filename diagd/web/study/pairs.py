@@ -29,22 +29,14 @@ from diagd.web.study.options import StudyOptions
 
 PLAYABLE_CODECS = ("h264", "vp9", "av1")  # what browsers play in an mp4
 HELD_FRAMES = (2, 6)  # how long an invented walk holds an action
-QUESTIONS = {
-    "quality": {
-        "text": "Which video looks better?",
-        "hint": "Sharper, with fewer smeared or broken parts.",
-    },
-    "consistency": {
-        "text": "In which video is the motion more consistent?",
-        "hint": "The camera moves smoothly, and things keep their shape and place.",
-    },
-    "controllability": {
-        "text": "Which video follows the actions better?",
-        "hint": "The actions are shown below.",
-    },
+QUESTIONS = {  # what is asked, and a hint
+    "quality": ("Which video looks better?", "Sharper, with fewer smeared or broken parts."),
+    "consistency": (
+        "In which video is the motion more consistent?",
+        "The camera moves smoothly, and things keep their shape and place.",
+    ),
+    "controllability": ("Which video follows the actions better?", "The actions are shown below."),
 }
-
-
 ClipActions = tuple[str, ...] | None  # that led to each frame; None where there is no jsonl file
 
 
@@ -178,20 +170,20 @@ def playable(path: Path) -> bytes:
 def make_pairs(options: StudyOptions) -> list[str]:
     """Generate the clips that are missing, with seed + n for pair n; return the systems' names."""
     systems = options.parsed_systems()
-    for system in systems:
-        found = find_model(system.model)
+    for _, model, strategy in systems:
+        found = find_model(model)
         grid = TokenGrid(1, found.config.grid_height, found.config.grid_width)
-        system.strategy.check(Conditions(found.family.defaults(found).temperature, grid))
+        strategy.check(Conditions(found.family.defaults(found).temperature, grid))
     _remember(options)
-    for system in systems:
-        world = VideoGenerator.from_pretrained(system.model)
-        folder = options.pairs / system.name
+    for name, model, strategy in systems:
+        world = VideoGenerator.from_pretrained(model)
+        folder = options.pairs / name
         folder.mkdir(exist_ok=True)
-        for number in track(range(options.make), system.name):
+        for number in track(range(options.make), name):
             target = folder / f"pair_{number:03d}.mp4"
             if not target.exists():
-                _make_clip(options, world, system.strategy, number, target)
-    return [system.name for system in systems]
+                _make_clip(options, world, strategy, number, target)
+    return [name for name, *_ in systems]
 
 
 def _remember(options: StudyOptions) -> None:

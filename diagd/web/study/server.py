@@ -26,15 +26,7 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from diagd.console import make_console
-from diagd.web.guard import (
-    SECONDS_TO_ASK,
-    STRICT,
-    listen,
-    read_body,
-    read_json,
-    server_config,
-    url_of,
-)
+from diagd.web.guard import STRICT, listen, read_body, read_json, server_config, url_of
 from diagd.web.study.options import StudyOptions
 from diagd.web.study.pairs import QUESTIONS, StudyPairs, find_pairs, make_pairs, playable
 from diagd.web.study.results import print_results, results_page, write_chart
@@ -44,6 +36,7 @@ STATIC = Path(__file__).with_name("static")
 MAX_NAME = 40
 MAX_HEADER_BYTES = 16384
 MAX_BODY_BYTES = 4096
+MAX_SECONDS_OF_BODY = 10.0
 SECONDS_REMEMBERED = 365 * 24 * 3600
 
 
@@ -63,7 +56,7 @@ def _body(kind: type[Any]) -> Any:
     """Read and validate a request's body: FastAPI by itself reads one of any size, for ever."""
 
     async def read(request: Request) -> Any:
-        data = await read_body(request, MAX_BODY_BYTES, SECONDS_TO_ASK)
+        data = await read_body(request, MAX_BODY_BYTES, MAX_SECONDS_OF_BODY)
         try:
             return read_json(TypeAdapter(kind), data, "message")
         except ValueError as error:
@@ -107,7 +100,10 @@ def study_server(
         rater, name = known
         return {
             "rater": name,
-            "questions": [{"key": key, **QUESTIONS[key]} for key in pairs.questions],
+            "questions": [
+                {"key": key, "text": QUESTIONS[key][0], "hint": QUESTIONS[key][1]}
+                for key in pairs.questions
+            ],
             "trials": [
                 {
                     "left": trial.left_id,

@@ -5,17 +5,19 @@ from fractions import Fraction
 import pytest
 
 from diagd.decoding.strategies.table import Diagonal, Raster
+from diagd.pipeline.scenes import StartScene
 from diagd.web.play.messages import Act, Adjust, Pause, Record, Seen
 from diagd.web.play.player import WINDOW, Player, from_jpeg
 from diagd.web.play.session import Controls, Session, SessionLog, load_log, save_log
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
+SCENE = StartScene("here", smooth_frames(1, HEIGHT_PX, WIDTH_PX), (), Fraction(8))
 START = SessionLog(smooth_frames(2, HEIGHT_PX, WIDTH_PX), ("left",), 3)
 
 
 def begun(generator):
     """Return a player whose first picture is sent."""
-    player = Player(generator, Fraction(8), None)
+    player = Player(generator, [SCENE], None)
     player.begin(START)
     player.turn()
     return player
@@ -35,7 +37,7 @@ def actions(player):
 
 
 def test_the_first_turn_shows_where_one_stands(generator):
-    player = Player(generator, Fraction(8), None)
+    player = Player(generator, [SCENE], None)
     assert not player.ready(time.monotonic())
     player.begin(START)
     assert player.ready(time.monotonic())
