@@ -159,15 +159,12 @@ def server_config(app: ASGIApp, allowed_hosts: Collection[str], **settings: Any)
 
 
 def check_host(hosts: list[str], allowed: Collection[str]) -> str | None:
-    """Return a complaint about the Host headers, or None.
-
-    Any address is allowed: only a name can be made to point elsewhere.
-    """
+    """Return a complaint about the Host headers, or None."""
     if len(hosts) != 1:
         return "expected one Host header"
     found = HOST.fullmatch(hosts[0])
     name, bracketed = found.groups() if found else ("", None)
-    with suppress(ValueError):
+    with suppress(ValueError):  # any address is allowed: only names can be made to point elsewhere
         if bracketed is not None:
             ipaddress.IPv6Address(bracketed)
         elif name.lower() not in {"localhost", *allowed}:

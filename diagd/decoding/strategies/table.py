@@ -303,4 +303,6 @@ def as_strategy(value: Strategy | DiagonalSchedule | str) -> Strategy:
         return parse_strategy(value)
     if isinstance(value, DiagonalSchedule):
         return Diagonal(value.row_lag, value.frame_lag, value.row_start)
+    if not isinstance(value, Strategy):
+        raise ValueError(f"a strategy must be a name, got {str(value)[:40]}")
     return value

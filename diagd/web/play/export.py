@@ -55,11 +55,7 @@ def page_files() -> dict[str, bytes]:
 
 
 def pack(options: WorldFlags) -> dict[str, bytes]:
-    """Return the files of a world and of the kernels that run it, by name.
-
-    Raises:
-        ValueError: a world that cannot be played in a browser.
-    """
+    """Return the files of a world and its kernels by name; ValueError if no browser can play it."""
     parts = load_parts(options.model)
     codec, config, defaults = parts.vocabulary, parts.model.config, parts.defaults
     if codec is None or codec.combines:

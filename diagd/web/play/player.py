@@ -32,33 +32,23 @@ MAX_UPLOAD_BYTES = 16 * 2**20
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
-@dataclass(frozen=True, eq=False)
-class Frame:
-    """A JPEG for the page, with its header."""
-
-    header: dict[str, Any]
-    picture: bytes
-
-
 @dataclass(frozen=True)
 class Note:
-    """A JSON message for the page; the socket closes after it where `code` is given."""
+    """A JSON message for the page, or a frame's header and JPEG; a `code` closes the socket."""
 
     document: dict[str, Any]
     code: int | None = None
+    picture: bytes | None = None
 
 
 class Keys:
-    """The pressed action, and the newest tap: a key released before any frame could see it.
-
-    Actions come from the event loop, and the model's thread reads one for each frame.
-    """
+    """The pressed action, and the newest tap: a key released before any frame could see it."""
 
     def __init__(self, idle: str) -> None:
         self.idle = idle
         self.pressed = self._held = Act(idle, 0)  # now, and when a frame was last read
         self.tapped: Act | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # the model's thread reads what the event loop presses
 
     def press(self, act: Act) -> None:
         with self._lock:
@@ -89,7 +79,7 @@ class Player:
         assert world.vocabulary is not None
         self.world, self.scenes, self.fps = world, scenes, scenes[0].fps
         self.id = secrets.token_urlsafe(16)  # who knows it may fetch the recording and the session
-        self.outbox: asyncio.Queue[Frame | Note] = asyncio.Queue()
+        self.outbox: asyncio.Queue[Note] = asyncio.Queue()
         self.before: int | None = None  # players in line before this one, while it waits
         self.controls, self.paced, self.paused = controls or Controls(), False, False
         self.keys = Keys(idle_action(world.vocabulary))
@@ -180,7 +170,7 @@ class Player:
             if _TRIM is not None:  # only glibc keeps pages between two pieces still in use
                 _TRIM(ctypes.c_size_t(0))
 
-    def turn(self) -> Callable[[], Frame]:
+    def turn(self) -> Callable[[], Note]:
         """Begin the pending session, or generate one frame. Runs in the model's thread.
 
         Returns a function that paints the frame; to be called once, in the order of turns.
@@ -236,7 +226,7 @@ class Player:
             "written_at": session.written_at,
         }
 
-    def _paint(self, drawn: Tensor, header: dict[str, Any]) -> Frame:
+    def _paint(self, drawn: Tensor, header: dict[str, Any]) -> Note:
         """Compress the frame where one began, or that of tokens, which is also recorded."""
         started, is_new = perf_counter(), "begun" not in header
         if is_new:
@@ -248,7 +238,7 @@ class Player:
             self.recorded.append(picture)
         header["encode_ms"] = milliseconds_since(started)
         header |= {"recorded": len(self.recorded), "send_ms": round(self.send_ms, 2)}
-        return Frame(header, picture)
+        return Note(header, picture=picture)
 
 
 def milliseconds_since(started: float) -> float:

@@ -9,7 +9,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, thread_time
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -19,7 +19,7 @@ from diagd.decoding.strategies.table import Exact
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import StartScene
 from diagd.web.play.messages import Begin, Message
-from diagd.web.play.player import MAX_RECORDED_FRAMES, MAX_UPLOAD_BYTES, Frame, Note, Player
+from diagd.web.play.player import MAX_RECORDED_FRAMES, MAX_UPLOAD_BYTES, Note, Player
 from diagd.web.play.session import Controls, SessionLog
 from diagd.web.play.welcome import describe, offered
 
@@ -28,7 +28,6 @@ GONE, TRY_LATER, WRONG, CRASHED = 1000, 1013, 1008, 1011  # codes that close a s
 MAX_WAITING = 32
 KEPT_SECONDS = 300.0
 ALIVE_SECONDS = 5.0  # pages give up after four times as long without a word (connection.js)
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -152,8 +151,8 @@ class Scheduler:
     def _deliver(self, player: Player, work: asyncio.Future[Any]) -> None:
         error = work.exception()
         if error is None:
-            frame: Frame = work.result()
-            self.frames += "begun" not in frame.header
+            frame: Note = work.result()
+            self.frames += "begun" not in frame.document
             player.outbox.put_nowait(frame)
         elif isinstance(error, ValueError):  # a start or an end that the player can change
             self.end(player, f"The dream ended: {error}.", CRASHED)
@@ -184,7 +183,7 @@ class Scheduler:
                 self.end(player, f"{passed}, so this dream ended and gave its memory back.")
 
 
-def _timed(player: Player) -> Callable[[], Frame]:
+def _timed(player: Player) -> Callable[[], Note]:
     player.make_room()  # not charged, nor is a machine that stalls: neither is the player's doing
     started = thread_time()
     try:
@@ -194,13 +193,10 @@ def _timed(player: Player) -> Callable[[], Frame]:
 
 
 class Painter:
-    """Paints beside the model, or in its thread where the model has none to spare.
-
-    The owner shuts `thread` down.
-    """
+    """Paints beside the model, or in its thread where the model has none to spare."""
 
     def __init__(self, model: CausalModel, thread: Executor) -> None:
-        self.thread, self.native = thread, None
+        self.thread, self.native = thread, None  # the owner shuts the thread down
         if isinstance(model, NativeModel) and model.num_threads > 1:
             self.native, self.threads_left = model, model.num_threads - 1
             before = torch.get_num_threads()
@@ -208,10 +204,10 @@ class Painter:
             self.thread.submit(torch.get_num_threads).result()
             torch.set_num_threads(before)  # or threads yet to come would have one, too
 
-    def submit(self, paint: Callable[[], T]) -> asyncio.Future[T]:
+    def submit(self, paint: Callable[[], Note]) -> asyncio.Future[Note]:
         return asyncio.get_running_loop().run_in_executor(self.thread, self._run, paint)
 
-    def _run(self, paint: Callable[[], T]) -> T:
+    def _run(self, paint: Callable[[], Note]) -> Note:
         if self.native is None:
             return paint()
         before, self.native.max_threads = self.native.max_threads, self.threads_left

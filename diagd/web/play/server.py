@@ -39,7 +39,7 @@ from diagd.web.play.export import STATIC
 from diagd.web.play.export import pack as pack_world
 from diagd.web.play.messages import MAX_MESSAGE_BYTES, pack, parse
 from diagd.web.play.options import PlayOptions, WorldFlags
-from diagd.web.play.player import MAX_UPLOAD_BYTES, Frame, Player, to_jpeg, to_mp4
+from diagd.web.play.player import MAX_UPLOAD_BYTES, Player, to_jpeg, to_mp4
 from diagd.web.play.scheduler import TRY_LATER, WRONG, Scheduler
 from diagd.web.play.session import Controls, Session, SessionLog, load_log, save_log
 from diagd.web.play.welcome import opening
@@ -135,10 +135,7 @@ def short_collections() -> Iterator[None]:
 
 
 def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> FastAPI:
-    """Build the app over a scheduler, which serves turns for as long as the app lives.
-
-    An uploaded clip is cut to its last `context_frames`; a browser may also play the world itself.
-    """
+    """Build the app over a scheduler; an uploaded clip is cut to its last `context_frames`."""
     world, packed = scheduler.world, replace(flags, strategy=None, context_frames=context_frames)
     source = world.source
     assert source is not None
@@ -237,16 +234,16 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
 async def _send(socket: WebSocket, player: Player) -> None:
     """Send what is in the outbox, until a note closes the socket; nobody else writes to it."""
     while True:
-        item = await player.outbox.get()
+        note = await player.outbox.get()
         started = time.perf_counter()
-        if isinstance(item, Frame):
-            await socket.send_bytes(pack(item.header, item.picture))
+        if note.picture is not None:
+            await socket.send_bytes(pack(note.document, note.picture))
             player.send_ms = (time.perf_counter() - started) * 1e3
         else:
-            await socket.send_json(item.document)
-            if item.code is not None:
-                await socket.close(item.code)
-                return
+            await socket.send_json(note.document)
+        if note.code is not None:
+            await socket.close(note.code)
+            return
 
 
 async def _receive(socket: WebSocket, player: Player, scheduler: Scheduler) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import Order, TokenGrid
-from diagd.decoding.strategies.table import Diagonal, Strategy, parse_strategy
+from diagd.decoding.strategies.table import Diagonal, Strategy, as_strategy
 from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.guard import STRICT, read_json
@@ -26,16 +26,8 @@ MAX_START_FRAMES = 64
 DEFAULT_STRATEGY = Diagonal(1)
 
 
-def _strategy(given: Any) -> Strategy:
-    if isinstance(given, Strategy):
-        return given
-    if not isinstance(given, str):
-        raise ValueError(f"a strategy must be a name, got {str(given)[:40]}")
-    return parse_strategy(given)
-
-
 Action = Annotated[str, Field(max_length=200)]
-StrategyByName = Annotated[Strategy, PlainValidator(_strategy), PlainSerializer(str)]  # in JSON
+StrategyByName = Annotated[Strategy, PlainValidator(as_strategy), PlainSerializer(str)]  # in JSON
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -50,23 +50,11 @@ class StudyPairs:
     questions: tuple[str, ...]  # keys of `QUESTIONS`
     digest: str  # SHA-256 of all that raters get to see; answers belong to these very files
 
-    @property
-    def definition(self) -> dict[str, Any]:
-        return {
-            "comparisons": [list(pair) for pair in self.comparisons],
-            "clips": list(self.clips),
-            "questions": list(self.questions),
-            "files": self.digest,
-        }
-
 
 def find_pairs(
     folder: Path, compare: tuple[str, ...] = (), questions: tuple[str, ...] = ()
 ) -> StudyPairs:
-    """Decode all clips of the systems compared (see `StudyOptions`), before anybody is asked.
-
-    Raises FileNotFoundError or ValueError for clips that are missing or cannot be shown fairly.
-    """
+    """Decode all clips compared, before anybody is asked; refuse what cannot be shown fairly."""
     inside = sorted(require_folder(folder, "folder of pairs").iterdir())
     found = {path.name: {clip.stem for clip in path.glob("*.mp4")} for path in inside}
     systems = [system for system, names in found.items() if names]

@@ -97,10 +97,7 @@ def _majority(votes: Sequence[Vote], clip: str) -> str:
 
 
 def wilson(successes: int, total: int) -> tuple[float, float]:
-    """Return the Wilson score interval of a rate, at 95%; `total` is at least 1.
-
-    Wilson (1927): centre (p + z^2 / 2n) / (1 + z^2 / n), with z the normal quantile.
-    """
+    """Return the score interval of Wilson (1927) of a rate, at 95%; `total` is at least 1."""
     z = NormalDist().inv_cdf(0.975)
     rate, scale = successes / total, 1 + z * z / total
     centre = (rate + z * z / (2 * total)) / scale

@@ -91,7 +91,14 @@ class StudyStore:
     def _prepare(self, path: Path, pairs: StudyPairs | None) -> None:
         for setting in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
             self._connection.execute(f"PRAGMA {setting}")
-        wanted = {} if pairs is None else pairs.definition
+        wanted: dict[str, Any] = {}
+        if pairs is not None:
+            wanted = {
+                "comparisons": [list(pair) for pair in pairs.comparisons],
+                "clips": list(pairs.clips),
+                "questions": list(pairs.questions),
+                "files": pairs.digest,
+            }
         with self._transaction() as database:
             (found,) = database.execute("PRAGMA user_version").fetchone()
             (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()

@@ -42,8 +42,9 @@ def test_the_first_turn_shows_where_one_stands(generator):
     player.begin(START)
     assert player.ready(time.monotonic())
     frame = player.turn()()
-    assert frame.header["begun"]
-    assert (frame.header["frame"], frame.header["length"], frame.header["held"]) == (1, 0, 2)
+    assert frame.document["begun"]
+    assert (frame.document["frame"], frame.document["length"], frame.document["held"]) == (1, 0, 2)
+    assert frame.picture is not None
     difference = from_jpeg(frame.picture).float() - START.frames[-1].float()
     assert difference.abs().mean() < 4  # JPEG
 
@@ -51,7 +52,7 @@ def test_the_first_turn_shows_where_one_stands(generator):
 def test_the_newest_press_wins_and_nothing_queues(player):
     for number, action in enumerate(("left", "right", "forward"), start=1):
         player.handle(Act(action, number))
-    assert player.turn()().header["input"] == 3
+    assert player.turn()().document["input"] == 3
     player.turn()
     assert actions(player) == ["forward", "forward"]
 
@@ -202,7 +203,7 @@ def test_a_saved_dream_is_replayed_and_checked_and_then_goes_on(player, generato
     player.handle(Act("none", 2))
     player.begin(saved)
     player.turn()
-    replays = [player.turn()().header["replay"] for _ in range(2)]
+    replays = [player.turn()().document["replay"] for _ in range(2)]
     assert replays == [[1, 2, 0], [2, 2, 0]]
     player.turn()
     assert actions(player) == ["right", "right", "none"]
@@ -214,7 +215,7 @@ def test_a_replay_that_comes_out_differently_says_so(player):
     changed = replace(record, checksum=record.checksum + 1)
     player.begin(replace(START, history=(changed,)))
     player.turn()
-    assert player.turn()().header["replay"] == [1, 1, 1]
+    assert player.turn()().document["replay"] == [1, 1, 1]
 
 
 def test_a_session_has_a_longest_length(player, monkeypatch):

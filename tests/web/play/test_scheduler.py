@@ -13,7 +13,7 @@ import pytest
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import StartScene
 from diagd.web.play.messages import Adjust, Begin, Pause, Seen
-from diagd.web.play.player import Frame, Note
+from diagd.web.play.player import Note
 from diagd.web.play.scheduler import CRASHED, KEPT_SECONDS, Scheduler
 from diagd.web.play.session import SessionLog
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
@@ -58,7 +58,6 @@ def enter(scheduler):
     player = scheduler.join()
     assert player is not None
     welcome = player.outbox.get_nowait()
-    assert isinstance(welcome, Note)
     assert welcome.document["type"] == "welcome"
     return player
 
@@ -70,9 +69,9 @@ async def play(scheduler, player, frames):
         item = await asyncio.wait_for(player.outbox.get(), 20)
         if item == Note({"type": "alive"}):
             continue
-        assert isinstance(item, Frame), item
-        scheduler.handle(player, Seen(item.header["frame"]))
-        headers.append(item.header)
+        assert item.picture is not None, item
+        scheduler.handle(player, Seen(item.document["frame"]))
+        headers.append(item.document)
     return headers
 
 
@@ -83,7 +82,7 @@ def test_everybody_gets_the_same_share_of_the_model_s_time(generator, clock, mon
     def turn(number, seconds):
         clock.now += seconds
         turns.append(number)
-        return lambda: Frame({}, b"")
+        return lambda: Note({}, picture=b"")
 
     async def scenario():
         async with running(generator) as scheduler:
@@ -110,7 +109,7 @@ def test_a_machine_that_stalls_in_a_turn_costs_the_player_no_other(generator, mo
             pass
         if len(turns) == 4:
             time.sleep(0.3)  # three hundred turns of others
-        return lambda: Frame({}, b"")
+        return lambda: Note({}, picture=b"")
 
     async def scenario():
         async with running(generator) as scheduler:
@@ -162,7 +161,7 @@ def test_the_event_loop_does_not_wait_for_the_model(generator, monkeypatch):
             def turn():
                 under_way.set()
                 heard.append(said.wait(20))
-                return lambda: Frame({"frame": player.sent}, b"")
+                return lambda: Note({"frame": player.sent}, picture=b"")
 
             monkeypatch.setattr(player, "turn", turn)
             scheduler.wake.set()
@@ -183,8 +182,8 @@ def test_a_crash_ends_one_session_with_a_message(generator, monkeypatch, caplog,
             one, other = enter(scheduler), enter(scheduler)
             await play(scheduler, one, 1)
             monkeypatch.setattr(one, "turn", crash)
-            while isinstance(item := await asyncio.wait_for(one.outbox.get(), 20), Frame):
-                scheduler.handle(one, Seen(item.header["frame"]))
+            while (item := await asyncio.wait_for(one.outbox.get(), 20)).picture is not None:
+                scheduler.handle(one, Seen(item.document["frame"]))
             assert list(scheduler.players.values()) == [other]
             assert len(await play(scheduler, other, 3)) == 3
             assert one.session is None  # by then: a turn of its own may have been under way
@@ -202,12 +201,11 @@ def test_a_start_that_does_not_fit_ends_the_session_with_the_reason(generator):
             player = enter(scheduler)
             start = SessionLog(smooth_frames(9, HEIGHT_PX, WIDTH_PX), ("none",) * 8, 0)
             scheduler.begin(player, start)
-            while isinstance(item := await asyncio.wait_for(player.outbox.get(), 20), Frame):
+            while (item := await asyncio.wait_for(player.outbox.get(), 20)).picture is not None:
                 pass
             return item
 
     note = asyncio.run(scenario())
-    assert isinstance(note, Note)
     assert note.document["message"].startswith("The dream ended: prompt and one frame take")
 
 
@@ -239,7 +237,6 @@ def test_who_does_nothing_is_sent_off_and_who_does_something_stays(generator, cl
     scheduler.end_idle()
     assert list(scheduler.players.values()) == [busy]
     note = idle.outbox.get_nowait()
-    assert isinstance(note, Note)
     assert note.document["message"].startswith("Nothing was pressed for 60 seconds")
     assert busy.outbox.empty()
 
