@@ -56,7 +56,7 @@ class PatientProtocol(H11Protocol):
 
     _host: str | None = None  # of the client
     _silent_since = 0.0  # when the connection was opened, or last answered, by the loop's clock
-    _deadline: asyncio.TimerHandle | None = None
+    _deadline: asyncio.TimerHandle
     _unread = 0  # bytes of answers that the client has yet to read
 
     def connection_made(self, transport: Any) -> None:
@@ -74,15 +74,16 @@ class PatientProtocol(H11Protocol):
         self.connections.discard(gone)  # as it will itself when it hears of that
 
     def on_response_complete(self) -> None:
+        self._deadline.cancel()
         self._wait()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop()
+        self._deadline.cancel()
         super().connection_lost(exc)
 
     def handle_websocket_upgrade(self, event: Any) -> None:
-        self._stop()  # the socket's protocol pings
+        self._deadline.cancel()  # the socket's protocol pings
         super().handle_websocket_upgrade(event)
 
     @property
@@ -94,14 +95,9 @@ class PatientProtocol(H11Protocol):
         return self._asks_nothing or self.cycle.more_body or self.flow.write_paused
 
     def _wait(self) -> None:
-        self._stop()
         self._silent_since = self.loop.time()
         self._unread = self.transport.get_write_buffer_size()
         self._deadline = self.loop.call_later(SECONDS_TO_ASK, self._give_up)
-
-    def _stop(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
 
     def _give_up(self) -> None:
         """End the connection, unless it is served, or goes on reading what it was sent."""

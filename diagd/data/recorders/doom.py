@@ -60,22 +60,46 @@ class View:
     pickups: Sequence[Sight] = ()  # medicine, ammunition, weapons
 
 
-class Explorer:
-    """Walk and look around, and turn away from walls before facing them."""
+@dataclass(frozen=True)
+class Style:
+    """How one plays; turning away from walls before facing them is everybody's."""
 
-    moves = WALKS
+    moves: Moves = ROAMS
+    dodges: Moves = ()  # of who shoots at monsters and fetches things; the others only walk about
+    dodging: float = 0.1  # how often it dodges where it could shoot
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+
+PLAYERS = {
+    "explorer": Style(WALKS),
+    "roamer": Style(),  # steps aside and fires, too, whether or not there is a target
+    "hunter": Style(dodges=DODGES),
+    # holds its fire about as long as it shoots: from it one learns what shots do
+    "sentry": Style(dodges=(*DODGES, ("none", 4, 10, 2)), dodging=0.2),
+}
+
+
+class Player:
+    """Plays in a style; who hunts is distracted now and then, for variety."""
+
+    def __init__(self, style: Style, seed: int) -> None:
+        self.style, self.random = style, random.Random(seed)
         self.action, self.frames_left = "none", 0
+        self.attention = self.random.uniform(0.85, 0.97) if style.dodges else 0.0
 
     def choose(self, view: View) -> str:
         left, ahead, right = _distances(view.depth)
+        hunts = self.style.dodges and self.frames_left <= 0
+        if hunts and self.random.random() < self.attention:
+            near = [pickup for pickup in view.pickups if pickup.area > WORTH_FETCHING]
+            if view.monsters:
+                return self._fight(max(view.monsters, key=attrgetter("area")))
+            if near and ahead >= NEAR_DEPTH:
+                return self._fetch(max(near, key=attrgetter("area")))
         if ahead < NEAR_DEPTH and not (self.action in ("left", "right") and self.frames_left > 0):
             self.action = "left" if left + self.random.uniform(-3, 3) > right else "right"
             self.frames_left = self.random.randint(2, 5)
         elif self.frames_left <= 0:
-            self._plan(self.moves)
+            self._plan(self.style.moves)
         self.frames_left -= 1
         return self.action
 
@@ -84,33 +108,6 @@ class Explorer:
         self.action, shortest, longest, _ = self.random.choices(moves, weights)[0]
         self.frames_left = self.random.randint(shortest, longest)
 
-
-class Roamer(Explorer):
-    """An explorer that steps aside and fires, too, whether or not there is a target."""
-
-    moves = ROAMS
-
-
-class Hunter(Roamer):
-    """Shoot at monsters, fetch things, explore otherwise; distracted now and then, for variety."""
-
-    dodges = DODGES
-    dodging = 0.1  # how often it dodges where it could shoot
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self.attention = self.random.uniform(0.85, 0.97)
-
-    def choose(self, view: View) -> str:
-        if self.frames_left <= 0 and self.random.random() < self.attention:
-            near = [pickup for pickup in view.pickups if pickup.area > WORTH_FETCHING]
-            _, ahead, _ = _distances(view.depth)
-            if view.monsters:
-                return self._fight(max(view.monsters, key=attrgetter("area")))
-            if near and ahead >= NEAR_DEPTH:
-                return self._fetch(max(near, key=attrgetter("area")))
-        return super().choose(view)
-
     def _fight(self, monster: Sight) -> str:
         side = "left" if monster.offset < 0 else "right"
         distance, reach = abs(monster.offset), max(monster.width, AIM)
@@ -118,8 +115,8 @@ class Hunter(Roamer):
             return self._one_of({side: 4, f"forward+{side}": 2})
         if distance > reach:
             return self._one_of({f"strafe_{side}": 3, f"attack+{side}": 3, side: 1})
-        if self.random.random() < self.dodging:
-            self._plan(self.dodges)
+        if self.random.random() < self.style.dodging:
+            self._plan(self.style.dodges)
             self.frames_left -= 1
             return self.action
         return self._one_of({"attack": 7, "attack+forward": 2})
@@ -132,16 +129,6 @@ class Hunter(Roamer):
 
     def _one_of(self, weights: dict[str, float]) -> str:
         return self.random.choices(list(weights), weights=list(weights.values()))[0]
-
-
-class Sentry(Hunter):
-    """A hunter that holds its fire about as long as it shoots: from it one learns what shots do."""
-
-    dodges = (*DODGES, ("none", 4, 10, 2))
-    dodging = 0.2
-
-
-PLAYERS = {one.__name__.lower(): one for one in (Explorer, Roamer, Hunter, Sentry)}
 
 
 def _distances(depth: np.ndarray) -> tuple[float, float, float]:
@@ -172,7 +159,7 @@ class Scenario:
     """Settings of a scenario of the vizdoom package; None leaves its config as it is."""
 
     config: str
-    player: type[Explorer] = Hunter
+    player: Style = PLAYERS["hunter"]
     actions: ActionVocabulary = ACTIONS
     skill: int | None = None  # of the game, from 1, easy, to 5
     level: str | None = None  # of a game that has several
@@ -181,8 +168,8 @@ class Scenario:
 
 
 SCENARIOS = {
-    "my_way_home": Scenario("my_way_home", Explorer, WALKING),
-    "maze": Scenario("my_way_home", Roamer),
+    "my_way_home": Scenario("my_way_home", PLAYERS["explorer"], WALKING),
+    "maze": Scenario("my_way_home", PLAYERS["roamer"]),
     "defend_the_line": Scenario("defend_the_line", skill=3),
     "health_gathering_supreme": Scenario("health_gathering_supreme", skill=3),
     "deathmatch": Scenario("deathmatch", skill=1, weapon="chaingun", start_tics=410),
@@ -200,13 +187,13 @@ class DoomGame:
         self.game, self.scenario = game, scenario
         self.name = f"scenario {name!r}"
         self.actions = scenario.actions  # the first one is doing nothing
-        self.player = scenario.player(0)
+        self.player = Player(scenario.player, 0)
         self.state: Any = None
 
     def start(self, seed: int) -> None:
         self.game.set_seed(seed)
         self.game.new_episode()
-        self.player = self.scenario.player(seed)
+        self.player = Player(self.scenario.player, seed)
         if weapon := self.scenario.weapon:
             for command in ("give", "use"):
                 self.game.send_game_command(f"{command} {weapon}")

@@ -9,9 +9,9 @@ from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.recorders.doom import (
     ACTIONS,
     BUTTONS,
+    PLAYERS,
     SCENARIOS,
     WALKING,
-    Explorer,
     open_doom,
     view_of,
 )
@@ -172,7 +172,7 @@ def test_a_player_is_chosen_by_name(tmp_path, command, vizdoom):
     outcome.assert_refused(f"policy must be one of {names}, got 'spy'")
     with open_doom(RecordOptions(out=tmp_path, policy="explorer")) as doom:
         doom.start(0)
-        assert type(doom.player) is Explorer
+        assert doom.player.style is PLAYERS["explorer"]
 
 
 def test_the_command_says_what_it_recorded(recording, command):

@@ -8,11 +8,9 @@ from diagd.data.recorders.doom import (
     ACTIONS,
     ASIDE,
     NEAR_DEPTH,
+    PLAYERS,
     WALKING,
-    Explorer,
-    Hunter,
-    Roamer,
-    Sentry,
+    Player,
     Sight,
     View,
 )
@@ -30,11 +28,11 @@ def at(offset, area=0.02, width=0.1):
     return Sight(offset, width, area)
 
 
-def answers(seen, clips=40, frames=40, player=Hunter):
+def answers(seen, clips=40, frames=40, player="hunter"):
     """Count what hunters of many seeds do, who always see the same."""
     counts = Counter()
     for seed in range(clips):
-        hunter = player(seed)
+        hunter = Player(PLAYERS[player], seed)
         counts.update(hunter.choose(seen) for _ in range(frames))
     return counts
 
@@ -43,12 +41,12 @@ def share(counts, *names):
     return sum(counts[name] for name in names) / counts.total()
 
 
-@pytest.mark.parametrize("player", [Explorer, Roamer, Hunter, Sentry])
+@pytest.mark.parametrize("player", PLAYERS)
 def test_a_player_is_a_function_of_its_seed(player):
     games = []
     for seed in (3, 3, 4):
         noise = np.random.default_rng(0)
-        someone = player(seed)
+        someone = Player(PLAYERS[player], seed)
         random.seed(len(games))  # what others draw does not matter
         games.append(
             [
@@ -60,22 +58,22 @@ def test_a_player_is_a_function_of_its_seed(player):
     assert set(games[0]) <= set(ACTIONS.names)
 
 
-@pytest.mark.parametrize("player", [Explorer, Roamer, Hunter])
+@pytest.mark.parametrize("player", ["explorer", "roamer", "hunter"])
 @pytest.mark.parametrize(
     ("left", "right", "action"), [(40, 5, "left"), (5, 40, "right")], ids=["left", "right"]
 )
 def test_a_player_turns_away_from_a_wall_to_the_open_side(player, left, right, action):
     for seed in range(10):
-        someone = player(seed)
+        someone = Player(PLAYERS[player], seed)
         turns = [someone.choose(view(left, NEAR_DEPTH - 1, right)) for _ in range(2)]
         assert turns == [action, action]
 
 
 @pytest.mark.parametrize(
-    ("player", "actions"), [(Explorer, WALKING), (Roamer, ACTIONS), (Hunter, ACTIONS)]
+    ("player", "actions"), [("explorer", WALKING), ("roamer", ACTIONS), ("hunter", ACTIONS)]
 )
 def test_a_player_does_every_action_where_there_is_room(player, actions):
-    someone = player(0)
+    someone = Player(PLAYERS[player], 0)
     done = [someone.choose(view()) for _ in range(1200)]
     assert set(done) == set(actions.names)
     assert done.count("forward") > done.count("none")
@@ -90,7 +88,7 @@ def test_a_hunter_turns_to_a_monster_and_shoots_it_in_the_middle(sign, side):
 
 
 def test_a_sentry_waits_about_as_long_as_it_shoots():
-    seen = answers(view(monsters=[at(0.02)]), player=Sentry)
+    seen = answers(view(monsters=[at(0.02)]), player="sentry")
     assert 0.35 < share(seen, "attack", "attack+forward") < 0.65
     assert share(seen, "none") > 0.2
 
