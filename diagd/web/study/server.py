@@ -4,10 +4,8 @@ diagd study --pairs pairs --make 10      # dream ten pairs: raster and k=1
 diagd study --pairs pairs                # ask; prints where raters go
 diagd study --pairs pairs --results --chart study.png
 
-A rater is known by a secret in a cookie, never by name: who gives a name that another rater has is
-somebody else, and gets a number behind it. Nothing that leaves here says which system made a video:
-ids are random, clips carry no metadata and names stay here. Results, which do say it, need the key
-that was printed when the server started.
+A rater is known by a secret in a cookie, never by name. Nothing that leaves here says which system
+made a video; results, which do, need the key that was printed when the server started.
 """
 
 import hashlib

@@ -52,10 +52,7 @@ class Trial(NamedTuple):
 
 
 def draw_trials(clips: Sequence[str], num_comparisons: int, seed: str) -> list[Trial]:
-    """Draw a rater's order of pairs and sides; each system stands left as often as right.
-
-    They can be drawn again; the ids under which videos are fetched are random, and say nothing.
-    """
+    """Draw a rater's order of pairs and sides; each system stands left as often as right."""
     draw = random.Random(seed)
     drawn = []
     for comparison in range(num_comparisons):
@@ -151,20 +148,22 @@ class StudyStore:
             database.executemany("INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         return token, known_as
 
-    def rater(self, token: str) -> tuple[int, str] | None:
+    def _rows(self, query: str, *values: object) -> list[Any]:
         with self._transaction() as database:
-            query = "SELECT rater, name FROM raters WHERE token = ?"
-            return database.execute(query, (token,)).fetchone()
+            return database.execute(query, values).fetchall()
+
+    def rater(self, token: str) -> tuple[int, str] | None:
+        rows = self._rows("SELECT rater, name FROM raters WHERE token = ?", token)
+        return rows[0] if rows else None
 
     def trials(self, rater: int) -> list[Trial]:
-        with self._transaction() as database:
-            rows = database.execute(
-                "SELECT number, comparison, clip, first_is_left, left_id, right_id,"
-                " (SELECT json_group_object(question, choice) FROM answers"
-                "  WHERE answers.rater = trials.rater AND answers.number = trials.number)"
-                " FROM trials WHERE rater = ? ORDER BY number",
-                (rater,),
-            ).fetchall()
+        rows = self._rows(
+            "SELECT number, comparison, clip, first_is_left, left_id, right_id,"
+            " (SELECT json_group_object(question, choice) FROM answers"
+            "  WHERE answers.rater = trials.rater AND answers.number = trials.number)"
+            " FROM trials WHERE rater = ? ORDER BY number",
+            rater,
+        )
         return [Trial._make((*row, json.loads(answers))) for *row, answers in rows]
 
     def answer(self, rater: int, number: int, question: str, choice: str) -> None:
@@ -183,28 +182,26 @@ class StudyStore:
             raise ValueError(f"no such trial: {number}") from None
 
     def video(self, media_id: str) -> tuple[str, str] | None:
-        with self._transaction() as database:
-            row = database.execute(
-                "SELECT comparison, clip, first_is_left = (left_id = ?1)"
-                " FROM trials WHERE ?1 IN (left_id, right_id)",
-                (media_id,),
-            ).fetchone()
-        if row is None:
+        rows = self._rows(
+            "SELECT comparison, clip, first_is_left = (left_id = ?1)"
+            " FROM trials WHERE ?1 IN (left_id, right_id)",
+            media_id,
+        )
+        if not rows:
             return None
-        comparison, clip, is_first = row
+        comparison, clip, is_first = rows[0]
         first, second = self.definition["comparisons"][comparison]
         return first if is_first else second, clip
 
     def votes(self) -> list[Vote]:
-        with self._transaction() as database:
-            rows = database.execute(
-                "SELECT name, comparison, clip, question, CASE"
-                " WHEN choice = 'tie' THEN 'tie'"
-                " WHEN (choice = 'left') = first_is_left THEN 'win' ELSE 'lose' END"
-                " FROM answers JOIN trials USING (rater, number) JOIN raters USING (rater)"
-                " ORDER BY rater, number, question"
-            )
-            return [Vote(*row) for row in rows]
+        rows = self._rows(
+            "SELECT name, comparison, clip, question, CASE"
+            " WHEN choice = 'tie' THEN 'tie'"
+            " WHEN (choice = 'left') = first_is_left THEN 'win' ELSE 'lose' END"
+            " FROM answers JOIN trials USING (rater, number) JOIN raters USING (rater)"
+            " ORDER BY rater, number, question"
+        )
+        return [Vote(*row) for row in rows]
 
     def results(self) -> dict[str, Any]:
         return summarise(self.definition["comparisons"], self.definition["questions"], self.votes())
