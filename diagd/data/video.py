@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from diagd.files import check_suffix, require_file, write_bytes
 
+Rate = Fraction | float  # frames a second
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 
@@ -37,7 +38,7 @@ def read_video(
     *,
     start: int = 0,
     last: int | None = None,
-    fps: Fraction | float | None = None,
+    fps: Rate | None = None,
     size_px: tuple[int, int] | None = None,
 ) -> Video:
     """Decode up to `max_frames` frames of a video, or the one frame of an image.
@@ -87,7 +88,7 @@ def video_length(path: str | Path) -> tuple[int, Fraction]:
         return num_frames, _rate(stream)
 
 
-def frame_numbers(rate: Fraction, fps: Fraction | float | None, start: int = 0) -> Iterator[int]:
+def frame_numbers(rate: Fraction, fps: Rate | None, start: int = 0) -> Iterator[int]:
     """Yield, without end, the numbers of the frames that show a video at a lower frame rate.
 
     Frame n = start, start + 1 ... of the slower video is the nearest one in time, n * rate / fps,
@@ -163,7 +164,7 @@ def contact_sheet(frames: Tensor, columns: int = 5, gap_px: int = 4) -> Tensor:
     return functional.pad(sheet, (0, 0, 0, gap_px, 0, gap_px), value=255)
 
 
-def save_frames(path: str | Path, frames: Tensor, fps: Fraction | float) -> None:
+def save_frames(path: str | Path, frames: Tensor, fps: Rate) -> None:
     """Write frames as .mp4 (H.264), .gif or .webp (both loop), or .png: five side by side."""
     check_suffix(path)
     suffix, frames = Path(path).suffix.lower(), frames.cpu()
@@ -176,9 +177,7 @@ def write_image(path: str | Path, image: Tensor) -> None:
     write_bytes(path, encode_video(image[None], suffix="png"))
 
 
-def write_video(
-    path: str | Path, frames: Tensor, fps: Fraction | float = 10, crf: int = 14
-) -> None:
+def write_video(path: str | Path, frames: Tensor, fps: Rate = 10, crf: int = 14) -> None:
     """Write frames of even sizes as H.264; `crf` is 0 (lossless) to 51 (worst)."""
     write_bytes(path, encode_video(frames, fps, crf=str(crf)))
 
@@ -193,9 +192,7 @@ _FORMATS = {
 }
 
 
-def encode_video(
-    frames: Tensor, fps: Fraction | float = 10, suffix: str = "mp4", **options: str
-) -> bytes:
+def encode_video(frames: Tensor, fps: Rate = 10, suffix: str = "mp4", **options: str) -> bytes:
     """Encode frames as one of `_FORMATS`, with options of its codec."""
     container, codec, pixel_format, defaults = _FORMATS[suffix]
     rate = Fraction(fps).limit_denominator(1001)
@@ -218,7 +215,7 @@ def _picture(frame: Tensor) -> av.VideoFrame:
     return av.VideoFrame.from_ndarray(np.ascontiguousarray(frame.numpy()), format="rgb24")
 
 
-def _with_palette(frames: Tensor, fps: Fraction | float) -> Iterator[av.VideoFrame]:
+def _with_palette(frames: Tensor, fps: Rate) -> Iterator[av.VideoFrame]:
     """Yield the pictures in the 256 colours that suit the whole clip best."""
     graph, tick = Graph(), Fraction(1, 100)
     height_px, width_px = frames.shape[1:3]

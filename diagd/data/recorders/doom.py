@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +91,9 @@ class Player:
         if hunts and self.random.random() < self.attention:
             near = [pickup for pickup in view.pickups if pickup.area > WORTH_FETCHING]
             if view.monsters:
-                return self._fight(max(view.monsters, key=attrgetter("area")))
+                return self._fight(max(view.monsters, key=lambda one: one.area))
             if near and ahead >= NEAR_DEPTH:
-                return self._fetch(max(near, key=attrgetter("area")))
+                return self._fetch(max(near, key=lambda one: one.area))
         if ahead < NEAR_DEPTH and not (self.action in ("left", "right") and self.frames_left > 0):
             self.action = "left" if left + self.random.uniform(-3, 3) > right else "right"
             self.frames_left = self.random.randint(2, 5)

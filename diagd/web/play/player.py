@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -193,7 +192,7 @@ class Player:
             "replay": [min(length, replayed), replayed, self.differing],
             "decode_ms": milliseconds_since(started),
         }
-        return partial(self._paint, drawn, header)
+        return lambda: self._paint(drawn, header)
 
     def _begin(self, log: SessionLog) -> Session:
         """Begin a session, which stays pending meanwhile: another seed of it begins here, too."""

@@ -39,7 +39,6 @@ class Controls:
     top_p: Annotated[float, Field(ge=0.01, le=1)] = GenerationDefaults.top_p or 1.0
 
     def settings(self, paced: bool = False) -> dict[str, Any]:
-        """Return them as a page reads them."""
         return {**vars(self), "strategy": self.strategy.name, "paced": paced}
 
     def sampling(self, world: VideoGenerator) -> SamplingOptions:
@@ -143,7 +142,6 @@ _SAVED = TypeAdapter(SavedSession)
 
 
 def save_log(log: SessionLog, model: str) -> bytes:
-    """Format a session as JSON."""
     pixels = base64.b64encode(zlib.compress(log.frames.numpy().tobytes())).decode()
     start = SavedStart(list(log.frames.shape), pixels, list(log.actions))
     return _SAVED.dump_json(SavedSession(model, log.seed, start, log.history))

@@ -81,11 +81,9 @@ def tally(outcomes: Iterable[str]) -> dict[str, Any]:
         **numbers,
         "total": total,
         "shares": {name: number / total if total else None for name, number in numbers.items()},
-        "share_intervals": {
-            name: wilson(number, total) if total else None for name, number in numbers.items()
-        },
+        "share_intervals": {name: wilson(number, total) for name, number in numbers.items()},
         "win_rate": wins / decided if decided else None,
-        "win_rate_interval": wilson(wins, decided) if decided else None,
+        "win_rate_interval": wilson(wins, decided),
         "sign_test": sign_test(wins, losses),
     }
 
@@ -96,8 +94,10 @@ def _majority(votes: Sequence[Vote], clip: str) -> str:
     return "win" if balance > 0 else "lose" if balance < 0 else "tie"
 
 
-def wilson(successes: int, total: int) -> tuple[float, float]:
-    """Return the score interval of Wilson (1927) of a rate, at 95%; `total` is at least 1."""
+def wilson(successes: int, total: int) -> tuple[float, float] | None:
+    """Return the score interval of Wilson (1927) of a rate, at 95%; None of nothing."""
+    if not total:
+        return None
     z = NormalDist().inv_cdf(0.975)
     rate, scale = successes / total, 1 + z * z / total
     centre = (rate + z * z / (2 * total)) / scale
@@ -129,7 +129,6 @@ def print_results(results: dict[str, Any], console: Console) -> None:
 
 
 def results_page(results: dict[str, Any]) -> str:
-    """Format the results as HTML: a bar and a table for every comparison and question."""
     return PAGE.render(results, columns=COLUMNS, records=_records, cell=cell)
 
 
