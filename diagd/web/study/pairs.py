@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class StudyPairs:
 
     folder: Path  # holds a folder for every system
     comparisons: tuple[tuple[str, str], ...]  # two systems; "win": the first one is better
-    clips: dict[str, ClipActions]  # every system has all of them, as `NAME.mp4`
+    clips: Mapping[str, ClipActions]  # every system has all of them, as `NAME.mp4`
     questions: tuple[str, ...]  # keys of `QUESTIONS`
     digest: str  # SHA-256 of all that raters get to see; answers belong to these very files
 

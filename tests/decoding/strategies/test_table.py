@@ -67,6 +67,9 @@ def test_a_schedule_and_a_strategy_are_taken_as_they_are():
     assert as_strategy(schedule) == Diagonal(2, 4)
     assert as_strategy(Exact(3)) == Exact(3)
     assert as_strategy("k=2") == Diagonal(2)
+    for other in (3, {"k": 2}, None):
+        with pytest.raises(ValueError, match="a strategy must be a name, got "):
+            as_strategy(other)  # pyright: ignore[reportArgumentType]
 
 
 def test_raster_s_schedule_is_raster():
