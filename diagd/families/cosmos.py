@@ -19,8 +19,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, Family, Source, TokenizerFolder, count_layers, rename
-from diagd.families.llama import META_NAMES
+from diagd.families.family import (
+    META_NAMES,
+    Checkpoint,
+    Family,
+    Source,
+    TokenizerFolder,
+    rename,
+    sizes_of,
+)
 from diagd.families.presets import COSMOS as PRESETS
 from diagd.models.config import ModelConfig
 from diagd.tokenizers import vq
@@ -51,33 +58,24 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         for name, tensor in source.tensors.items()
         if "_extra_state" not in name  # of TransformerEngine
     }
-    num_layers = count_layers(tensors, "layers.")
     has_text = "layers.0.cross_attention.wq.weight" in tensors
-    weights = rename(tensors, {**META_NAMES, **_SELF, **(_CROSS if has_text else {})}, num_layers)
-    embedding_rows, hidden_size = tensors[_EMBEDDING].shape
+    weights = rename(tensors, META_NAMES | _SELF | (_CROSS if has_text else {}))
     head_dim = len(tensors["layers.0.attention.q_norm.weight"])
-    vocab_size = len(tensors["output.weight"])
-    sizes = {(p.hidden_size, p.num_layers): p for p in PRESETS.values()}
-    released = sizes.get((hidden_size, num_layers), _4B)
+    sizes = sizes_of(weights, len(tensors["layers.0.attention.wq.weight"]) // head_dim)
+    shape = sizes["hidden_size"], sizes["num_layers"]
+    released = {(p.hidden_size, p.num_layers): p for p in PRESETS.values()}.get(shape, _4B)
     released_shape = WINDOW_GRIDS, released.grid_height, released.grid_width
     frames, height, width = side.get("video_latent_shape") or released_shape
     has_yarn = side.get("apply_yarn", released.yarn_factor != 1)
     yarn_shape = side.get("original_latent_shape") or (released.yarn_frames, released.yarn_height)
     config = replace(
         released,
-        hidden_size=hidden_size,
-        intermediate_size=len(tensors["layers.0.feed_forward.w1.weight"]),
-        num_layers=num_layers,
-        num_heads=len(tensors["layers.0.attention.wq.weight"]) // head_dim,
-        num_kv_heads=len(tensors["layers.0.attention.wk.weight"]) // head_dim,
-        head_dim=head_dim,
-        vocab_size=vocab_size,
-        image_vocab_size=vocab_size,
+        **sizes,
+        image_vocab_size=sizes["vocab_size"],
         max_positions=frames * height * width + has_text,
         grid_height=height,
         grid_width=width,
         prefix_length=int(has_text),
-        extra_embeddings=embedding_rows - vocab_size,
         norm_eps=float(side.get("norm_eps", released.norm_eps)),
         rope_theta=float(side.get("rope_theta", released.rope_theta)),
         yarn_factor=float(side.get("yarn_scale") or _12B.yarn_factor) if has_yarn else 1.0,

@@ -16,8 +16,14 @@ import torch
 from torch import Tensor
 
 from diagd.families.defaults import image_defaults
-from diagd.families.family import Checkpoint, Family, Source, TextFolder, TokenizerFolder
-from diagd.families.llama import llama_fields
+from diagd.families.family import (
+    Checkpoint,
+    Family,
+    Source,
+    TextFolder,
+    TokenizerFolder,
+    llama_fields,
+)
 from diagd.families.presets import EMU3 as PRESETS
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
@@ -61,19 +67,18 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         if not re.match(_PIXELS, name)
     }
     num_codes = side["vq_config"]["codebook_size"] + 1
+    embedding = named[_EMBEDDING]
+    head = named.get(_HEAD, embedding)  # tied, it is the embedding
+    weights = {**named, _EMBEDDING: embedding[order], _HEAD: head[order[:num_codes]]}
     config = ModelConfig(
-        **llama_fields(named, text),
-        vocab_size=num_codes,
+        **llama_fields(weights, text),
         image_vocab_size=num_codes,
         max_positions=text["max_position_embeddings"],
         grid_height=int(side.get("grid_height", _SIDE)),
         grid_width=int(side.get("grid_width", _SIDE)) + 1,
         prefix_length=1,
-        extra_embeddings=len(order) - num_codes,
     )
-    embedding = named[_EMBEDDING]
-    head = named.get(_HEAD, embedding)  # tied, it is the embedding
-    return config, {**named, _EMBEDDING: embedding[order], _HEAD: head[order[:num_codes]]}
+    return config, weights
 
 
 class Emu3Tokenizer(FrameTokenizer):

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from diagd.data.actions import ActionVocabulary
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, Family, Source, count_layers, rename
+from diagd.families.family import Checkpoint, Family, Source, rename, sizes_of
 from diagd.families.presets import IRIS as PRESETS
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VQTokenizer
@@ -74,24 +74,15 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     weight, bias = tensors[f"{last}.weight"] / STEEP, tensors[f"{last}.bias"]
     tensors[f"{last}.weight"] = functional.pad(weight, (0, 0, 0, len(actions)))
     tensors[f"{last}.bias"] = functional.pad(bias, (0, len(actions)), value=-1e4)
-    num_layers = count_layers(tensors, "transformer.blocks.")
-    weights = rename(tensors, _MODULES, num_layers)
-    num_codes, hidden_size = codes.shape
+    weights = rename(tensors, _MODULES)
     num_heads = int(source.side.get("num_heads", PRESETS["iris"].num_heads))  # nothing tells
     config = replace(
         PRESETS["iris"],
-        hidden_size=hidden_size,
-        intermediate_size=len(weights["model.layers.0.mlp.up_proj.weight"]),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=hidden_size // num_heads,
-        vocab_size=num_codes + len(actions),
-        image_vocab_size=num_codes,
+        **sizes_of(weights, num_heads),
+        image_vocab_size=len(codes),
         max_positions=len(tensors[_POSITIONS]),
         grid_height=side,
         grid_width=side,
-        head_size=len(weights["head_proj.weight"]),
     )
     return config, weights
 

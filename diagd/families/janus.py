@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.families.defaults import image_defaults
-from diagd.families.family import Checkpoint, Family, Source, TextFolder, count_layers
-from diagd.families.llama import llama_fields
+from diagd.families.family import Checkpoint, Family, Source, TextFolder, count_layers, llama_fields
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import TextIds, TextPrompts, ids_of, read_words
 from diagd.tokenizers.vq import VQTokenizer
@@ -68,13 +67,10 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     num_rows = int(vision.get("image_size", 384)) // int(vision.get("patch_size", 16))
     config = ModelConfig(
         **llama_fields(weights, text),
-        vocab_size=len(codes),
         image_vocab_size=len(codes),
-        extra_embeddings=len(table),
         max_positions=int(text["max_position_embeddings"]),
         grid_height=num_rows,
         grid_width=num_rows,
-        head_size=len(weights["head_proj.weight"]),
     )
     return config, weights
 

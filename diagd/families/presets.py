@@ -5,59 +5,62 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from diagd.families.llamagen.presets import PRESETS as LLAMAGEN
-from diagd.families.llamagen.presets import TEXT_PRESETS as LLAMAGEN_T2I
-from diagd.families.mineworld.presets import PRESETS as MINEWORLD
-from diagd.families.wham.presets import PRESETS as WHAM
 from diagd.models.config import ModelConfig
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
-_GRID, _FRAMES = (14, 24), 8  # tokens of a frame of the bundled world; frames its models hold
-_NUM_CODES, _NUM_ACTIONS = 1024, 6
-_SIZES = ((128, 3), (192, 4), (256, 5), (320, 6), (448, 8), (576, 10))  # width, depth
 
-
-def _doom(hidden_size: int, num_layers: int) -> ModelConfig:
-    head_dim = 64
+def _model(
+    hidden_size: int,
+    intermediate_size: int,
+    num_layers: int,
+    num_codes: int,
+    grid: tuple[int, int],
+    head_dim: int = 128,
+    num_action_ids: int = 0,
+    **fields: Any,
+) -> ModelConfig:
+    """Describe a model; its keys have as many heads as its queries unless `fields` say other."""
+    num_heads = hidden_size // head_dim
     return ModelConfig(
         hidden_size=hidden_size,
-        intermediate_size=hidden_size * 14 // 5 // 64 * 64,
+        intermediate_size=intermediate_size,
         num_layers=num_layers,
-        num_heads=hidden_size // head_dim,
-        num_kv_heads=hidden_size // head_dim,
+        num_heads=num_heads,
         head_dim=head_dim,
-        vocab_size=_NUM_CODES + _NUM_ACTIONS,
-        image_vocab_size=_NUM_CODES,
-        max_positions=_FRAMES * (math.prod(_GRID) + 1) - 1,  # no action before the first frame
-        grid_height=_GRID[0],
-        grid_width=_GRID[1],
-        num_action_tokens=1,
-        bias=True,
-        position="rope3d",
-        rope_theta=100.0,
-        rope_step=math.pi,
+        vocab_size=num_codes + num_action_ids,
+        image_vocab_size=num_codes,
+        grid_height=grid[0],
+        grid_width=grid[1],
+        **{"num_kv_heads": num_heads} | fields,
     )
 
 
+_DOOM: dict[str, Any] = {"num_action_ids": 6, "num_action_tokens": 1, "bias": True}
+_DOOM |= {"position": "rope3d", "rope_theta": 100.0, "rope_step": math.pi}
+_DOOM |= {"max_positions": 8 * (14 * 24 + 1) - 1}  # 8 frames, the first without an action
 # World models of 0.8 to 42 million weights, among which `diagd train` chooses.
-WORLD_SIZES = {f"mc-ar-{width}x{depth}": _doom(width, depth) for width, depth in _SIZES}
-_COSMOS_4B = ModelConfig(
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_layers=16,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=64000,
-    image_vocab_size=64000,
-    max_positions=5 * 40 * 64,
-    grid_height=40,
-    grid_width=64,
-    qk_norm=True,
-    position="rope3d",
-    rope_theta=500000.0,
-)
+WORLD_SIZES = {
+    f"mc-ar-{width}x{depth}": _model(
+        width, width * 14 // 5 // 64 * 64, depth, 1024, (14, 24), 64, **_DOOM
+    )
+    for width, depth in ((128, 3), (192, 4), (256, 5), (320, 6), (448, 8), (576, 10))
+}
+# Buttons and stick axes of a gamepad, a token each; 10 frames.
+_WHAM: dict[str, Any] = {
+    "num_action_ids": 68,
+    "num_action_tokens": 16,
+    "max_positions": 10 * (18 * 30 + 16),
+}
+_WHAM |= {"norm": "layer", "mlp": "gelu", "bias": True, "position": "learned"}
+_WHAM |= {"tie_embeddings": True}
+WHAM = {
+    "wham-200m": _model(1024, 4096, 16, 16384, (18, 30), 64, norm_affine=False, **_WHAM),
+    "wham-1.6b": _model(2304, 9216, 24, 16384, (18, 30), **_WHAM),
+}
+_COSMOS: dict[str, Any] = {"num_kv_heads": 8, "max_positions": 5 * 40 * 64, "qk_norm": True}
+_COSMOS |= {"position": "rope3d", "rope_theta": 500000.0}
+_COSMOS_4B = _model(4096, 14336, 16, 64000, (40, 64), **_COSMOS)
 _COSMOS_12B = replace(_COSMOS_4B, hidden_size=5120, num_layers=40, yarn_factor=2.0)
 # Video2World: a token before the first frame, and a text of 1,024 numbers a place.
 _TEXT = {"max_positions": _COSMOS_4B.max_positions + 1, "prefix_length": 1}
@@ -68,68 +71,74 @@ COSMOS = {
     "cosmos-12b": _COSMOS_12B,
     "cosmos-13b": replace(_COSMOS_12B, **_TEXT),
 }
+# Seven buttons and a camera turn, between two marks; 16 frames.
+_MINEWORLD = {"num_action_ids": 70, "num_action_tokens": 11, "max_positions": 16 * (14 * 24 + 11)}
+_300M = _model(1024, 4096, 20, 8192, (14, 24), 64, num_kv_heads=4, **_MINEWORLD)
+_42M = {"hidden_size": 512, "intermediate_size": 2048, "num_layers": 8, "vocab_size": 8448}
+MINEWORLD = {
+    "mc-ar-42m": replace(_300M, **_42M, num_heads=8, num_kv_heads=8),
+    "mc-ar-300m": _300M,
+    "mc-ar-700m": replace(_300M, hidden_size=2048, num_heads=32),
+    "mc-ar-1.2b": replace(_300M, hidden_size=2048, intermediate_size=8192, num_heads=32),
+}
+# Codes, and all buttons of an Atari; 20 frames.
+_IRIS: dict[str, Any] = {
+    "num_action_ids": 18,
+    "num_action_tokens": 1,
+    "max_positions": 20 * (4 * 4 + 1),
+}
+_IRIS |= {"norm": "layer", "mlp": "exact_gelu", "bias": True, "position": "learned"}
+IRIS = {"iris": _model(256, 1024, 10, 512, (4, 4), 64, head_size=256, **_IRIS)}
 
 
-def _of_images(
-    hidden_size: int,
-    intermediate_size: int,
-    num_layers: int,
-    num_codes: int,
-    side: int,
-    num_words: int,
-    **fields: Any,
+def _llamagen(
+    hidden_size: int, num_layers: int, side: int, head_dim: int = 64, places: int = 0
 ) -> ModelConfig:
-    """Describe a LLaMA that reads words and writes images of side x side codes."""
-    head_dim = 128
-    usual: dict[str, Any] = {"num_kv_heads": hidden_size // head_dim, "grid_width": side}
-    return ModelConfig(
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_layers=num_layers,
-        num_heads=hidden_size // head_dim,
-        head_dim=head_dim,
-        vocab_size=num_codes,
-        image_vocab_size=num_codes,
-        grid_height=side,
-        extra_embeddings=num_words,
-        **usual | fields,
+    """Describe a model of images of side x side codes, behind a class or `places` of a text."""
+    before = {"num_action_ids": 1001, "num_action_tokens": 1}
+    if places:
+        before = {"prefix_length": places, "extra_embeddings": 2 * places}
+    return _model(
+        hidden_size,
+        math.ceil(hidden_size * 8 // 3 / 256) * 256,
+        num_layers,
+        16384,
+        (side, side),
+        head_dim,
+        max_positions=side * side + (places or 1),
+        position="rope2d",
+        **before,
     )
 
 
-_JANUS = {"max_positions": 16384, "norm_eps": 1e-6}
+# The two small ones were released for 384 px as well.
+LLAMAGEN = {
+    "llamagen-b": _llamagen(768, 12, 16),
+    "llamagen-l": _llamagen(1024, 24, 16),
+    "llamagen-xl": _llamagen(1280, 36, 24),
+    "llamagen-xxl": _llamagen(1536, 48, 24),
+    "llamagen-3b": _llamagen(3200, 24, 24, head_dim=100),
+}
+LLAMAGEN_T2I = {
+    "llamagen-t2i-256": _llamagen(1280, 36, 16, places=120),
+    "llamagen-t2i-512": _llamagen(1280, 36, 32, places=120),
+}
+_WORDS: dict[str, Any] = {"extra_embeddings": 102400, "max_positions": 16384, "norm_eps": 1e-6}
 JANUS = {
-    "janus-pro-1b": _of_images(2048, 5632, 24, 16384, 24, 102400, head_size=2048, **_JANUS),
-    "janus-pro-7b": _of_images(4096, 11008, 30, 16384, 24, 102400, head_size=4096, **_JANUS),
+    "janus-pro-1b": _model(2048, 5632, 24, 16384, (24, 24), head_size=2048, **_WORDS),
+    "janus-pro-7b": _model(4096, 11008, 30, 16384, (24, 24), head_size=4096, **_WORDS),
 }
-_NORMS = {"norm_eps": 1e-5, "qk_norm": True, "head_norm": True}
-CHAMELEON = {
-    "chameleon-7b": _of_images(4096, 11008, 32, 8192, 32, 65536, max_positions=4096, **_NORMS)
-}
+_CHAMELEON: dict[str, Any] = {"extra_embeddings": 65536, "max_positions": 4096}
+_CHAMELEON |= {"norm_eps": 1e-5, "qk_norm": True, "head_norm": True}
+CHAMELEON = {"chameleon-7b": _model(4096, 11008, 32, 8192, (32, 32), **_CHAMELEON)}
 # With the codes stands what ends a row, a column more; 184,622 ids in all.
-_EMU3 = {"num_kv_heads": 8, "grid_width": 91, "max_positions": 9216, "rope_theta": 1e6}
-_EMU3 |= {"prefix_length": 1}
-EMU3 = {"emu3": _of_images(4096, 14336, 32, 32769, 90, 184622 - 32769, **_EMU3)}
-IRIS = {
-    "iris": ModelConfig(
-        hidden_size=256,
-        intermediate_size=1024,
-        num_layers=10,
-        num_heads=4,
-        num_kv_heads=4,
-        head_dim=64,
-        vocab_size=512 + 18,  # codes, and all buttons of an Atari
-        image_vocab_size=512,
-        max_positions=20 * (4 * 4 + 1),
-        grid_height=4,
-        grid_width=4,
-        num_action_tokens=1,
-        norm="layer",
-        mlp="exact_gelu",
-        bias=True,
-        position="learned",
-        head_size=256,
-    )
+_EMU3: dict[str, Any] = {
+    "extra_embeddings": 184622 - 32769,
+    "prefix_length": 1,
+    "max_positions": 9216,
 }
+_EMU3 |= {"num_kv_heads": 8, "rope_theta": 1e6}
+EMU3 = {"emu3": _model(4096, 14336, 32, 32769, (90, 91), **_EMU3)}
 PRESETS: dict[str, ModelConfig] = {
     "mc-ar-doom": WORLD_SIZES["mc-ar-320x6"],  # the bundled world model
     "mc-ar-doom-small": WORLD_SIZES["mc-ar-192x4"],  # beside it, to compare sizes

@@ -26,7 +26,6 @@ from diagd.families.family import (
     RecordingFormat,
     Source,
     TokenizerFolder,
-    count_layers,
     rename,
 )
 from diagd.models.config import ModelConfig
@@ -110,7 +109,7 @@ class LevelTokenizer:
 
 def convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     tensors = {name: tensor for name, tensor in source.tensors.items() if name != "levels"}
-    weights = rename(tensors, MODULES, count_layers(tensors, "block."))
+    weights = rename(tensors, MODULES)
     return pong_config(source.side["pong_rows"], source.side["pong_columns"]), weights
 
 

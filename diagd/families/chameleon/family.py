@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from diagd.families.defaults import GenerationDefaults, image_defaults
-from diagd.families.family import Checkpoint, Family, Source, TextFolder
-from diagd.families.llama import llama_fields
+from diagd.families.family import Checkpoint, Family, Source, TextFolder, llama_fields
 from diagd.families.presets import CHAMELEON as PRESETS
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
@@ -78,9 +77,7 @@ def build(
     config = ModelConfig(
         **llama_fields(weights, side),
         **fields,
-        vocab_size=len(predicted),
         image_vocab_size=len(visual),
-        extra_embeddings=len(fed),
         max_positions=int(side.get("max_position_embeddings", _7B.max_positions)),
         qk_norm=True,
         head_norm=True,

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, Family, Source
-from diagd.families.llama import llama_fields
-from diagd.families.mineworld.presets import FRAMES, GRID, HEAD_DIM, MinecraftActions
+from diagd.families.family import Checkpoint, Family, Source, llama_fields
+from diagd.families.mineworld.actions import MinecraftActions
+from diagd.families.presets import MINEWORLD as PRESETS
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VQTokenizer, load_vq_model
@@ -30,16 +30,18 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         if not name.startswith(_TOKENIZER)
     }
     side = _yaml_section(source.side, "transformer_config") or source.side  # or LlamaConfig's
-    vocab_size = len(weights[_EMBEDDING])
-    num_heads = max(len(weights["model.layers.0.self_attn.q_proj.weight"]) // HEAD_DIM, 1)
-    side = {"num_attention_heads": num_heads, "rms_norm_eps": ModelConfig.norm_eps} | dict(side)
-    height, width = side.get("grid_height", GRID[0]), side.get("grid_width", GRID[1])
-    actions = side.get("num_action_tokens", MinecraftActions.num_tokens)
+    released, ours = PRESETS["mc-ar-300m"], MinecraftActions
+    num_queries = len(weights["model.layers.0.self_attn.q_proj.weight"])
+    usual = {"num_attention_heads": max(num_queries // released.head_dim, 1)}
+    side = usual | {"rms_norm_eps": released.norm_eps} | dict(side)
+    height = side.get("grid_height", released.grid_height)
+    width = side.get("grid_width", released.grid_width)
+    actions = side.get("num_action_tokens", ours.num_tokens)
+    num_positions = released.frames_held * (height * width + actions)
     config = ModelConfig(
         **llama_fields(weights, side),
-        vocab_size=vocab_size,
-        image_vocab_size=int(side.get("image_vocab_size", vocab_size - MinecraftActions.num_ids)),
-        max_positions=int(side.get("max_position_embeddings", FRAMES * (height * width + actions))),
+        image_vocab_size=int(side.get("image_vocab_size", len(weights[_EMBEDDING]) - ours.num_ids)),
+        max_positions=int(side.get("max_position_embeddings", num_positions)),
         grid_height=height,
         grid_width=width,
         num_action_tokens=actions,

@@ -34,9 +34,11 @@ from diagd.families.family import (
     TokenizerFolder,
     count_layers,
     rename,
+    sizes_of,
 )
+from diagd.families.presets import WHAM as PRESETS
 from diagd.families.wham import tokenizer
-from diagd.families.wham.presets import PRESETS, SIZE_PX, WHAMActions, actions_of_rows
+from diagd.families.wham.actions import WHAMActions, actions_of_rows
 from diagd.files import require_file
 from diagd.models.config import ModelConfig
 from diagd.weight_files import Record, tensors_under
@@ -61,6 +63,7 @@ _HEADS_BY_NAME |= {"wham-4kvocab-1.6b": 18, "wham-3b": 24}
 _HEADS_BY_SHAPE = {(m.num_layers, m.hidden_size): m.num_heads for m in PRESETS.values()}
 _DAMAGE = zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, UnicodeDecodeError
 NPZ_FPS = Fraction(10)  # the files do not say
+SIZE_PX = (180, 300)  # height and width of the frames of both models
 
 
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -70,24 +73,17 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         if not (name.endswith("attn.bias") and tensor.dim() == 4)  # a mask
     }
     gpt.pop("transformer.wte.weight", None)  # tied to lm_head, which is read last where they differ
-    num_layers = count_layers(gpt, "transformer.h.")
     has_norms = "transformer.h.0.ln_1.weight" in gpt
-    weights = rename(gpt, {**_MODULES, **(_BLOCK_NORMS if has_norms else {})}, num_layers)
-    vocab_size, hidden_size = gpt["lm_head.weight"].shape
-    num_heads = _num_heads(source, num_layers, hidden_size)
+    weights = rename(gpt, _MODULES | (_BLOCK_NORMS if has_norms else {}))
+    num_layers, hidden_size = count_layers(gpt, "transformer.h."), gpt["lm_head.weight"].shape[1]
+    sizes = sizes_of(weights, _num_heads(source, num_layers, hidden_size))
     patches = source.tensors[f"{tokenizer.TOKENIZER_PREFIX}encoder.proj1.weight"].shape[1]
     patch_px = round((patches / 3) ** 0.5)
     height_px, width_px = _frame_size_px(source)
     config = replace(
         PRESETS["wham-1.6b"],  # for what they have in common
-        hidden_size=hidden_size,
-        intermediate_size=len(gpt["transformer.h.0.mlp.c_fc.weight"]),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=hidden_size // num_heads,
-        vocab_size=vocab_size,
-        image_vocab_size=vocab_size - WHAMActions.num_ids,
+        **sizes,
+        image_vocab_size=sizes["vocab_size"] - WHAMActions.num_ids,
         max_positions=len(gpt["transformer.wpe.weight"]),
         grid_height=-(-height_px // patch_px),
         grid_width=-(-width_px // patch_px),

@@ -223,7 +223,7 @@ def wham_tokenizer_from_weights(
             f"{rows}x{columns} patches of {patch_px}x{patch_px} px"
         )
     try:
-        renamed = rename(found, _MODULES, num_layers)
+        renamed = rename(found, _MODULES)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     return _build(config, renamed, where, "its patches, positions and codebook")

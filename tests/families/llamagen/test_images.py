@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from diagd.decoding.sampling import SamplingOptions
-from diagd.families.llamagen.presets import ImageNetClasses
+from diagd.families.llamagen import ImageNetClasses
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.prompts import seed_of
 from tests import oracles

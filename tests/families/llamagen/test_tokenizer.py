@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from diagd.families.llamagen.family import llamagen_tokenizer
+from diagd.families.llamagen import llamagen_tokenizer
 from diagd.tokenizers.vq import VQTokenizer
 from tests.families.llamagen.plain import PlainTokenizer, Tensors, random_tokenizer
 from tests.worlds import smooth_frames

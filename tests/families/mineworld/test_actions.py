@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from diagd.data.actions import read_actions
-from diagd.families.mineworld.presets import (
+from diagd.families.mineworld.actions import (
     BEGIN,
     BUTTONS,
     END,

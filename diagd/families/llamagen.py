@@ -8,20 +8,30 @@ which as many as the text has tokens are read, the last ones. Its makers pad bot
 places, hide the padding, and count no positions: here it is left out.
 """
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from diagd.families.defaults import image_defaults
-from diagd.families.family import Checkpoint, Family, Source, TextFolder, count_layers, rename
-from diagd.families.llama import META_NAMES
-from diagd.families.llamagen.presets import HEAD_DIM, PATCH_PX, PRESETS, ImageNetClasses, llamagen
+from diagd.families.family import (
+    META_NAMES,
+    Checkpoint,
+    Family,
+    Source,
+    TextFolder,
+    count_layers,
+    rename,
+    sizes_of,
+)
+from diagd.families.presets import LLAMAGEN as PRESETS
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import TextIds, TextPrompts, text_states
@@ -35,6 +45,34 @@ _LAYERS = tuple(f"cls_embedding.cap_proj.fc{i}.weight" for i in (1, 2))
 _MODULES = META_NAMES | {
     f"model.layers.{{i}}.self_attn.{x}_proj": f"layers.{{i}}.attention.{x}" for x in "qkv"
 }
+
+_NUM_CLASSES, _PATCH_PX = 1000, 16
+
+
+@dataclass(frozen=True)
+class ImageNetClasses:
+    """The class of an image, one token before it; the last id stands for no class."""
+
+    names = (*(f"class {number}" for number in range(_NUM_CLASSES)), "none")
+    num_tokens = 1
+    num_ids = _NUM_CLASSES + 1
+    combines = False
+
+    def tokens_of(self, action: str) -> tuple[int, ...]:
+        """Return the id of `class 207`, also written `207`, or of `none`."""
+        if action == "none":
+            return (_NUM_CLASSES,)
+        match = re.fullmatch(r"(?:class )?([0-9]{1,3})", action)
+        if not match:
+            raise ValueError(f"unknown class {action!r}, expected class 0 to class 999, or none")
+        return (int(match[1]),)
+
+    def action_of(self, record: dict[str, Any]) -> str:
+        action = record.get("action")
+        if not isinstance(action, str):
+            raise ValueError(f'expected {{"action": CLASS}}, got {json.dumps(record)[:60]}')
+        self.tokens_of(action)
+        return action
 
 
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -54,10 +92,10 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     tensors[_EMBEDDING] = torch.cat([codes, fed.to(codes.dtype)])
     (num_codes, hidden_size), num_layers = codes.shape, count_layers(tensors, "layers.")
     sizes = {(p.hidden_size, p.num_layers): p.num_heads for p in PRESETS.values()}
-    num_heads = sizes.get((hidden_size, num_layers), hidden_size // HEAD_DIM)
+    num_heads = sizes.get((hidden_size, num_layers), hidden_size // 64)
     num_heads = int(side.get("n_head", num_heads))
     named = re.search(r"_(256|384|512)(?!\d)", source.path.name)
-    image_px = int(side.get("image_size", named[1] if named else 256))
+    grid_side = int(side.get("image_size", named[1] if named else 256)) // _PATCH_PX
     for i in range(num_layers):
         # they turn the pairs (2i, 2i + 1), we (i, i + D / 2)
         parts = tensors.pop(f"layers.{i}.attention.wqkv.weight").chunk(3)
@@ -65,13 +103,18 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
             if name != "v":
                 part = part.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
             tensors[f"layers.{i}.attention.{name}.weight"] = part
+    weights = rename(tensors, _MODULES)
     config = replace(
-        llamagen(hidden_size, num_layers, num_heads, image_px // PATCH_PX, places),
-        intermediate_size=len(tensors["layers.0.feed_forward.w1.weight"]),
-        vocab_size=len(tensors[_HEAD]),
+        PRESETS["llamagen-l"],
+        **sizes_of(weights, num_heads),
         image_vocab_size=num_codes,
+        max_positions=grid_side**2 + (places or 1),
+        grid_height=grid_side,
+        grid_width=grid_side,
+        num_action_tokens=int(not places),
+        prefix_length=places,
     )
-    return config, rename(tensors, _MODULES, num_layers)
+    return config, weights
 
 
 def _project(tensors: Mapping[str, Tensor], states: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Actions and sizes of Microsoft's WHAM: twelve gamepad buttons and four stick axes, a token each.
+"""Actions of Microsoft's WHAM: twelve gamepad buttons and four stick axes, a token each.
 
 Which button is which, and the order of the axes, is not published: words number them from 1,
 `button1+stick2=7`. A stick axis is one of eleven bins, 5 is at rest.
@@ -6,15 +6,12 @@ Which button is which, and the order of the axes, is not published: words number
 
 import itertools
 import json
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-
-from diagd.models.config import ModelConfig
 
 NUM_BUTTONS, NUM_STICKS, NUM_BINS = 12, 4, 11
 NEUTRAL = NUM_BINS // 2
@@ -104,33 +101,3 @@ def _words(values: Sequence[int]) -> str:
     bins = {name: values[place] for name, place in _STICK_PLACES.items()}
     sticks = [f"{name}={number}" for name, number in bins.items() if number != NEUTRAL]
     return "+".join(buttons + sticks) or "none"
-
-
-SIZE_PX = (180, 300)  # height and width of the frames of both models
-_GRID = (18, 30)
-_NUM_CODES = 16384
-_FRAMES = 10  # that the models hold
-_1_6B = ModelConfig(
-    hidden_size=2304,
-    intermediate_size=4 * 2304,
-    num_layers=24,
-    num_heads=18,
-    num_kv_heads=18,
-    head_dim=128,
-    vocab_size=_NUM_CODES + WHAMActions.num_ids,
-    image_vocab_size=_NUM_CODES,
-    max_positions=_FRAMES * (math.prod(_GRID) + WHAMActions.num_tokens),
-    grid_height=_GRID[0],
-    grid_width=_GRID[1],
-    num_action_tokens=WHAMActions.num_tokens,
-    norm="layer",
-    mlp="gelu",
-    bias=True,
-    position="learned",
-    tie_embeddings=True,
-)
-_200M = {"hidden_size": 1024, "intermediate_size": 4096, "num_layers": 16, "norm_affine": False}
-PRESETS = {
-    "wham-200m": replace(_1_6B, **_200M, num_heads=16, num_kv_heads=16, head_dim=64),
-    "wham-1.6b": _1_6B,
-}

@@ -1,4 +1,4 @@
-"""Minecraft actions (words, VPT recordings, and MineWorld's tokens for them) and model sizes.
+"""Minecraft actions (words, VPT recordings, and MineWorld's tokens for them).
 
 An action is a set of buttons and a camera turn, written `forward+jump+camera(-5,12.5)`: degrees of
 pitch (down is positive), then yaw (right is positive). Source: MineWorld's token layout
@@ -10,10 +10,8 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
-
-from diagd.models.config import ModelConfig
 
 # Local ids 0 to 22. The last three have ids, but no slot: they never reach the model.
 BUTTONS = (
@@ -188,30 +186,3 @@ def _numbers(values: Iterable[Any]) -> bool:
 
 def _short(value: Any) -> str:
     return json.dumps(value)[:60]
-
-
-GRID = (14, 24)  # rows and columns of a frame
-FRAMES = 16  # that the models hold, each with an action
-HEAD_DIM = 64
-_NUM_CODES = 8192
-_300M = ModelConfig(
-    hidden_size=1024,
-    intermediate_size=4096,
-    num_layers=20,
-    num_heads=16,
-    num_kv_heads=4,
-    head_dim=HEAD_DIM,
-    vocab_size=_NUM_CODES + MinecraftActions.num_ids,
-    image_vocab_size=_NUM_CODES,
-    max_positions=FRAMES * (math.prod(GRID) + MinecraftActions.num_tokens),
-    grid_height=GRID[0],
-    grid_width=GRID[1],
-    num_action_tokens=MinecraftActions.num_tokens,
-)
-_42M = {"hidden_size": 512, "intermediate_size": 2048, "num_layers": 8, "vocab_size": 8448}
-PRESETS = {
-    "mc-ar-42m": replace(_300M, **_42M, num_heads=8, num_kv_heads=8),
-    "mc-ar-300m": _300M,
-    "mc-ar-700m": replace(_300M, hidden_size=2048, num_heads=32),
-    "mc-ar-1.2b": replace(_300M, hidden_size=2048, intermediate_size=8192, num_heads=32),
-}
