@@ -5,6 +5,7 @@ from frame t - 1 to frame t (row 0, before anything happened, is by convention `
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,25 @@ class ActionCodec(Protocol):
         ...
 
 
+def action_in(record: dict[str, Any], codec: ActionCodec, form: str) -> str:
+    """Return the action of `{"action": ...}`, or raise ValueError, which names its form."""
+    action = record.get("action")
+    if not isinstance(action, str):
+        raise ValueError(f'expected {{"action": {form}}}, got {json.dumps(record)[:60]}')
+    codec.tokens_of(action)
+    return action
+
+
+def parse_call(word: str, name: str, count: int) -> tuple[float, ...] | None:
+    """Read a word such as `camera(-5,12.5)`: its finite numbers, or None where it has others."""
+    match = re.fullmatch(rf"{name}\((.*)\)", word)
+    try:
+        numbers = tuple(map(float, match[1].split(","))) if match else ()
+    except ValueError:
+        return None
+    return numbers if len(numbers) == count and all(map(math.isfinite, numbers)) else None
+
+
 @dataclass(frozen=True)
 class ActionVocabulary:
     """The actions a world model understands; an action's id is its index in `names`."""
@@ -73,11 +93,7 @@ class ActionVocabulary:
 
     def action_of(self, record: dict[str, Any]) -> str:
         """Read `{"action": NAME}` and ignore everything else on the line."""
-        action = record.get("action")
-        if not isinstance(action, str):
-            raise ValueError(f'expected {{"action": NAME}}, got {json.dumps(record)[:60]}')
-        self.id_of(action)
-        return action
+        return action_in(record, self, "NAME")
 
     @classmethod
     def load(cls, path: Path) -> "ActionVocabulary":

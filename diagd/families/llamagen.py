@@ -8,7 +8,6 @@ which as many as the text has tokens are read, the last ones. Its makers pad bot
 places, hide the padding, and count no positions: here it is left out.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from diagd.data.actions import action_in
 from diagd.families.defaults import image_defaults
 from diagd.families.family import (
     META_NAMES,
@@ -68,11 +68,7 @@ class ImageNetClasses:
         return (int(match[1]),)
 
     def action_of(self, record: dict[str, Any]) -> str:
-        action = record.get("action")
-        if not isinstance(action, str):
-            raise ValueError(f'expected {{"action": CLASS}}, got {json.dumps(record)[:60]}')
-        self.tokens_of(action)
-        return action
+        return action_in(record, self, "CLASS")
 
 
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:

@@ -20,10 +20,6 @@ So the rows of both are one grid, with a seam of four tokens. Its makers train i
 below; their code of evaluation still has WorldVLA's. `sentence` in config.json says another.
 """
 
-import json
-import math
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -31,6 +27,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from diagd.data.actions import action_in, parse_call
 from diagd.families.chameleon import family as chameleon
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Family, Source
@@ -80,7 +77,12 @@ class RobotActions:
         Numbers beyond the ranges count as their ends.
         """
         lowest, highest = np.array(_LOWEST), np.array(_HIGHEST)
-        scaled = 2 * (np.array(_numbers(action)) - lowest) / (highest - lowest + 1e-8) - 1
+        numbers = _STILL if action == "none" else parse_call(action, "move", len(_STILL))
+        if numbers is None:
+            raise ValueError(
+                f"unknown action {action!r}, expected none or move(X,Y,Z,ROLL,PITCH,YAW,GRIP)"
+            )
+        scaled = 2 * (np.array(numbers) - lowest) / (highest - lowest + 1e-8) - 1
         edges = np.linspace(-1, 1, _NUM_BINS)
         bins = np.digitize(scaled.clip(-1, 1), edges) - 1 + len(_BETWEEN) + 3
         image_end, action_start, action_end, turn_end, *size = range(len(_BETWEEN) + 3)
@@ -91,26 +93,8 @@ class RobotActions:
         """Read `{"action": [X, Y, Z, ROLL, PITCH, YAW, GRIP]}`, or an action in words."""
         action = record.get("action")
         if isinstance(action, list):
-            action = f"move({','.join(map(str, action))})"
-        if not isinstance(action, str):
-            raise ValueError(f'expected {{"action": SEVEN_NUMBERS}}, got {json.dumps(record)[:60]}')
-        _numbers(action)
-        return action
-
-
-def _numbers(action: str) -> Sequence[float]:
-    if action == "none":
-        return _STILL
-    match = re.fullmatch(r"move\((.*)\)", action)
-    try:
-        numbers = tuple(map(float, match[1].split(","))) if match else ()
-    except ValueError:
-        numbers = ()
-    if len(numbers) != len(_STILL) or not all(map(math.isfinite, numbers)):
-        raise ValueError(
-            f"unknown action {action!r}, expected none or move(X,Y,Z,ROLL,PITCH,YAW,GRIP)"
-        )
-    return numbers
+            record = {"action": f"move({','.join(map(str, action))})"}
+        return action_in(record, self, "SEVEN_NUMBERS")
 
 
 def _convert(

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from diagd.data.actions import action_in, parse_call
+
 # Local ids 0 to 22. The last three have ids, but no slot: they never reach the model.
 BUTTONS = (
     *("use", "attack", "forward", "back", "left", "right", "jump", "sneak", "sprint", "drop"),
@@ -55,7 +57,6 @@ VPT_CONFLICTS = (
 )
 
 _JOIN = re.compile(r"\+(?![^()]*\))")  # a plus that is in no brackets
-_CAMERA = re.compile(r"camera\(([^,()]+),([^,()]+)\)")
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,7 @@ class MinecraftActions:
         - an action of the MineRL environment: `{"forward": 1, ..., "camera": [PITCH, YAW]}`.
         """
         if "action" in record:
-            action = record["action"]
-            if not isinstance(action, str):
-                raise ValueError(f'expected {{"action": WORDS}}, got {_short(record)}')
-            self.tokens_of(action)
-            return action
+            return action_in(record, self, "WORDS")
         if "keyboard" in record and "mouse" in record:
             return _vpt_action(record["keyboard"], record["mouse"])
         if record:
@@ -125,16 +122,12 @@ def _parse(action: str) -> tuple[set[str], float, float]:
     return pressed, pitch, yaw
 
 
-def _camera_turn(word: str) -> tuple[float, float]:
+def _camera_turn(word: str) -> tuple[float, ...]:
     if not word.startswith("camera"):
         known = ", ".join((*MinecraftActions.names, "camera(PITCH,YAW)"))
         raise ValueError(f"unknown action {word!r}, expected words joined by + of: {known}")
-    match = _CAMERA.fullmatch(word)
-    try:
-        turn = tuple(float(number) for number in match.groups()) if match else ()
-    except ValueError:
-        turn = ()
-    if len(turn) != 2 or not all(math.isfinite(degrees) for degrees in turn):
+    turn = parse_call(word, "camera", 2)
+    if turn is None:
         raise ValueError(f"expected camera(PITCH,YAW) in degrees, got {word!r}")
     return turn
 
