@@ -44,6 +44,17 @@ def _errors_naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+@contextmanager
+def errors_about(
+    where: object, kinds: type[Exception] | tuple[type[Exception], ...] = ValueError
+) -> Iterator[None]:
+    """Make a ValueError of errors of some kinds, which begins with what it is about."""
+    try:
+        yield
+    except kinds as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
 def write_bytes(path: str | Path, data: bytes) -> None:
     """Write a file, whole or not at all."""
     with replacing(path) as temporary:
@@ -85,10 +96,8 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Read a file of one JSON object a line, but for a last line that a killed run left torn."""
     records = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        try:
+        with errors_about(f"{path}:{number}"):
             records.append(parse_object(line))
-        except ValueError as error:
-            raise ValueError(f"{path}:{number}: {error}") from None
     return records
 
 
@@ -116,10 +125,9 @@ def read_lines(path: str | Path, kind: str) -> list[str]:
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON object, or raise FileNotFoundError or ValueError."""
-    try:
+    kinds = ValueError, RecursionError  # also: too long a number, nested too deeply
+    with errors_about(f"{path}: not valid JSON", kinds):
         value = json.loads(require_file(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # also: too long a number, nested too deeply
-        raise ValueError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
     return value

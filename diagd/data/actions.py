@@ -16,7 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diagd.files import parse_object, read_json_object, read_lines, write_json, write_text
+from diagd.files import (
+    errors_about,
+    parse_object,
+    read_json_object,
+    read_lines,
+    write_json,
+    write_text,
+)
 
 # One action a frame: `forward*8,left*4`, or (T,) names or integers, indices into `codec.names`
 Actions = str | Sequence[str] | Sequence[int] | NDArray[np.integer[Any]] | Tensor
@@ -162,10 +169,8 @@ def read_actions(path: str | Path, codec: ActionCodec, num_frames: int | None = 
     """Read a jsonl action file of `num_frames` lines, each an action of the codec."""
     actions = []
     for number, line in enumerate(read_lines(path, "action file"), start=1):
-        try:
+        with errors_about(f"{path}:{number}"):
             actions.append(codec.action_of(parse_object(line)))
-        except ValueError as error:
-            raise ValueError(f"{path}:{number}: {error}") from None
     if num_frames is not None and len(actions) != num_frames:
         raise ValueError(f"{path}: expected {num_frames} actions (one a frame), got {len(actions)}")
     return actions

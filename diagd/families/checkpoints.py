@@ -22,7 +22,14 @@ from diagd.families import presets, table
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Checkpoint, Family, Source
 from diagd.families.presets import PRESETS, available_models
-from diagd.files import copy_whole, read_json_object, require_file, require_folder, write_json
+from diagd.files import (
+    copy_whole,
+    errors_about,
+    read_json_object,
+    require_file,
+    require_folder,
+    write_json,
+)
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.text import TextPrompts
@@ -199,10 +206,8 @@ def _read_fields(path: Path) -> dict[str, Any]:
 
 def read_config(path: Path) -> ModelConfig:
     values = _read_fields(path)
-    try:
+    with errors_about(path):
         return ModelConfig.from_dict(values)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def build_model(found: Checkpoint, device: torch.device | str, dtype: torch.dtype) -> Transformer:
@@ -314,10 +319,8 @@ def _own_tokenizer(found: Checkpoint) -> VideoTokenizer | None:
 
 def _own_defaults(found: Checkpoint) -> GenerationDefaults:
     path = found.path.with_name(DEFAULTS_FILE)
-    try:
+    with errors_about(f"{path}: no generation defaults", (ValueError, TypeError)):
         defaults = GenerationDefaults(**(read_json_object(path) if path.is_file() else {}))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: no generation defaults: {error}") from None
     if not found.config.num_action_tokens:  # a grid may be several frames
         return defaults
     held = min(found.config.frames_held, defaults.remember or found.config.frames_held)

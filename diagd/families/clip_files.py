@@ -18,7 +18,7 @@ from diagd.data.actions import ActionCodec, read_actions
 from diagd.data.video import fit, frame_numbers, read_video, video_length
 from diagd.families import table
 from diagd.families.family import RecordingFormat
-from diagd.files import require_folder
+from diagd.files import errors_about, require_folder
 
 VIDEO_SUFFIXES = (
     *(".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"),
@@ -58,14 +58,12 @@ class ClipFile:
     ) -> int:
         """Return how many frames `read` gives without a limit, or raise ValueError if too few."""
         stored, rate = self.length()
-        try:
+        with errors_about(self.path):
             numbers = frame_numbers(rate, fps, start)
             if self.codec is not None and fps is not None and abs(fps / rate - 1) > 0.01:
                 raise ValueError(
                     f"actions are one a frame at {float(rate):g} fps and cannot be read at {fps}"
                 )
-        except ValueError as error:
-            raise ValueError(f"{self.path}: {error}") from None
         available = sum(1 for _ in itertools.takewhile(lambda number: number < stored, numbers))
         if available < (num_frames or 1):
             at_rate = "" if fps is None else f" at {float(fps):g} fps"
@@ -118,13 +116,11 @@ class ClipFile:
         if form is None:
             return read_actions(self.path.with_suffix(".jsonl"), self.codec, stored)
         actions = form.actions(self.path)
-        try:
+        with errors_about(self.path):
             if len(actions) != stored:
                 raise ValueError(f"expected {stored} actions (one a frame), got {len(actions)}")
             for action in dict.fromkeys(actions):
                 self.codec.tokens_of(action)
-        except ValueError as error:
-            raise ValueError(f"{self.path}: {error}") from None
         return actions
 
 

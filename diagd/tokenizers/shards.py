@@ -21,7 +21,7 @@ from torch import Tensor
 from diagd.console import progress
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import one_thread_workers, read_video
-from diagd.files import write_bytes, write_text
+from diagd.files import errors_about, write_bytes, write_text
 from diagd.system import clip_fingerprint
 from diagd.tokenizers.vq import VQTokenizer
 
@@ -188,7 +188,8 @@ def read_shards(folder: str | Path) -> TokenClips:
 
 
 def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
-    try:
+    damage = SafetensorError, KeyError, RecursionError, ValueError
+    with errors_about(f"{path} is no token shard (corrupt?)", damage):
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             tokens, actions = file.get_tensor("tokens"), file.get_tensor("actions")
@@ -196,8 +197,6 @@ def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"expected a list of names, got {metadata['action_names'][:60]}")
         num_ids = int(metadata["codebook_size"])
-    except (SafetensorError, KeyError, RecursionError, ValueError) as error:
-        raise ValueError(f"{path} is no token shard (corrupt?): {error}") from None
     if tokens.dim() != 4 or not tokens.numel():
         raise ValueError(
             f"{path}: tokens must be (clips, T, height, width), got {tuple(tokens.shape)}"

@@ -39,7 +39,7 @@ from diagd.families.family import (
 from diagd.families.presets import WHAM as PRESETS
 from diagd.families.wham import tokenizer
 from diagd.families.wham.actions import WHAMActions, actions_of_rows
-from diagd.files import require_file
+from diagd.files import errors_about, require_file
 from diagd.models.config import ModelConfig
 from diagd.weight_files import Record, tensors_under
 
@@ -168,10 +168,8 @@ def npz_actions(path: str | Path) -> list[str]:
     """Return the words that led to each frame; row t was done at frame t, and leads to t + 1."""
     with _open_array(path, "actions") as stored:
         rows = list(stored.rows(range(stored.shape[0]))) if stored.shape else []
-    try:
+    with errors_about(path):
         return ["none", *actions_of_rows(rows)[:-1]]
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 class StoredArray(NamedTuple):

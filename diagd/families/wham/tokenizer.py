@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from diagd.families.family import count_layers, rename
-from diagd.files import read_json_object
+from diagd.files import errors_about, read_json_object
 from diagd.tokenizers import vq
 from diagd.weight_files import assign_weights, check_fit, read_weights, tensors_under
 
@@ -181,12 +181,9 @@ class WHAMTokenizer(vq.FrameTokenizer):
     def from_pretrained(cls, folder: str | Path) -> "WHAMTokenizer":
         config_path, weights_path = Path(folder) / vq.CONFIG_NAME, Path(folder) / WEIGHTS_NAME
         values = read_json_object(config_path)
-        try:
-            if values.pop("kind", None) != WHAM_KIND:
-                raise ValueError("it is of another kind")
+        values.pop("kind", None)
+        with errors_about(f"{config_path} describes no {WHAM_KIND}", (TypeError, ValueError)):
             config = ViTVQGANConfig(**values)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{config_path} describes no {WHAM_KIND}: {error}") from None
         weights = read_weights(weights_path)
         if config.num_layers > len(weights):  # which would be built one by one
             raise ValueError(
@@ -222,10 +219,8 @@ def wham_tokenizer_from_weights(
             f"{where} has {num_positions} positions, but frames of {height_px}x{width_px} px have "
             f"{rows}x{columns} patches of {patch_px}x{patch_px} px"
         )
-    try:
+    with errors_about(where):
         renamed = rename(found, _MODULES)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
     return _build(config, renamed, where, "its patches, positions and codebook")
 
 
