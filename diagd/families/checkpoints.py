@@ -245,6 +245,7 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
     """
     folder = require_folder(folder, "tokenizer folder")
     formats = [family.tokenizer_folder for family in table.FAMILIES if family.tokenizer_folder]
+    loaders = {form.kind: form.load for form in formats if form.kind}
     for form in formats:
         if any((folder / name).is_file() for name in form.torchscript):
             if not allow_torchscript:
@@ -254,16 +255,15 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
                 )
             return form.load(folder)
     config = read_json_object(folder / CONFIG_FILE)
-    kinds = {form.kind: form for form in formats if form.kind}
-    kind, class_name = config.get("kind"), config.get("_class_name")
-    if isinstance(kind, str) and kind in kinds:
-        return kinds[kind].load(folder)
-    if class_name == "VQModel":
+    kind = config.get("kind", config.get("_class_name"))
+    if kind == "VQModel":
         return VQTokenizer.from_pretrained(folder)
-    raise ValueError(
-        f"{folder / CONFIG_FILE}: expected kind {', '.join(kinds)} or _class_name VQModel, "
-        f"got {config.get('kind', class_name)!r}"
-    )
+    if kind not in list(loaders):  # which may be no string
+        raise ValueError(
+            f"{folder / CONFIG_FILE}: expected kind {', '.join(loaders)} or _class_name VQModel, "
+            f"got {kind!r}"
+        )
+    return loaders[kind](folder)
 
 
 def load_text(found: Checkpoint) -> TextPrompts | None:

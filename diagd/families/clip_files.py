@@ -65,11 +65,11 @@ class ClipFile:
                     f"actions are one a frame at {float(rate):g} fps and cannot be read at {fps}"
                 )
         available = sum(1 for _ in itertools.takewhile(lambda number: number < stored, numbers))
-        if available < (num_frames or 1):
+        if available < (wanted := num_frames or 1):
             at_rate = "" if fps is None else f" at {float(fps):g} fps"
             raise ValueError(
-                f"{self.path}: expected at least {num_frames or 1} frames from frame {start} "
-                f"on{at_rate}, got {available} (the clip has {stored})"
+                f"{self.path}: expected at least {wanted} frames from frame {start} on{at_rate}, "
+                f"got {available} (the clip has {stored})"
             )
         return available
 
@@ -89,12 +89,12 @@ class ClipFile:
             size_px: (height_px, width_px) to fit frames to (see `video.resize`).
         """
         available = self.check(num_frames, start, fps)
-        actions = self.actions()
         count = available if num_frames is None else num_frames
-        if self.codec is not None:
+        stored, rate = self.length()
+        actions = self._actions(stored)
+        if actions is not None:
             fps = None  # the stored rate, as `check` has seen
         if form := self.recording_format:
-            _, rate = form.length(self.path)
             numbers = itertools.islice(frame_numbers(rate, fps, start), count)
             frames = torch.stack([fit(frame, size_px) for frame in form.frames(self.path, numbers)])
             rate = rate if fps is None else Fraction(fps)
@@ -107,13 +107,10 @@ class ClipFile:
             )
         return Clip(self.name, frames, rate, actions and actions[start : start + count])
 
-    def actions(self) -> list[str] | None:
-        """Read the action that led to each stored frame; None without a codec."""
+    def _actions(self, stored: int) -> list[str] | None:
         if self.codec is None:
             return None
-        stored, _ = self.length()
-        form = self.recording_format
-        if form is None:
+        if (form := self.recording_format) is None:
             return read_actions(self.path.with_suffix(".jsonl"), self.codec, stored)
         actions = form.actions(self.path)
         with errors_about(self.path):

@@ -22,6 +22,7 @@ def _model(
 ) -> ModelConfig:
     """Describe a model; its keys have as many heads as its queries unless `fields` say other."""
     num_heads = hidden_size // head_dim
+    fields.setdefault("num_kv_heads", num_heads)
     return ModelConfig(
         hidden_size=hidden_size,
         intermediate_size=intermediate_size,
@@ -32,7 +33,7 @@ def _model(
         image_vocab_size=num_codes,
         grid_height=grid[0],
         grid_width=grid[1],
-        **{"num_kv_heads": num_heads} | fields,
+        **fields,
     )
 
 

@@ -37,8 +37,14 @@ from diagd.families.family import (
     sizes_of,
 )
 from diagd.families.presets import WHAM as PRESETS
-from diagd.families.wham import tokenizer
 from diagd.families.wham.actions import WHAMActions, actions_of_rows
+from diagd.families.wham.tokenizer import (
+    HEAD_SIZE,
+    TOKENIZER_PREFIX,
+    WHAM_KIND,
+    WHAMTokenizer,
+    wham_tokenizer_from_weights,
+)
 from diagd.files import errors_about, require_file
 from diagd.models.config import ModelConfig
 from diagd.weight_files import Record, tensors_under
@@ -77,7 +83,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     weights = rename(gpt, _MODULES | (_BLOCK_NORMS if has_norms else {}))
     num_layers, hidden_size = count_layers(gpt, "transformer.h."), gpt["lm_head.weight"].shape[1]
     sizes = sizes_of(weights, _num_heads(source, num_layers, hidden_size))
-    patches = source.tensors[f"{tokenizer.TOKENIZER_PREFIX}encoder.proj1.weight"].shape[1]
+    patches = source.tensors[f"{TOKENIZER_PREFIX}encoder.proj1.weight"].shape[1]
     patch_px = round((patches / 3) ** 0.5)
     height_px, width_px = _frame_size_px(source)
     config = replace(
@@ -127,19 +133,19 @@ def _frame_size_px(source: Source) -> tuple[int, int]:
     return (int(height), int(width)) if height and width else SIZE_PX
 
 
-def _tokenizer(found: Checkpoint) -> tokenizer.WHAMTokenizer:
+def _tokenizer(found: Checkpoint) -> WHAMTokenizer:
     source = found.source
     head_size = source.side.get("vq_head_size") or _tokenizer_spec(source).get("head_size")
-    return tokenizer.wham_tokenizer_from_weights(
-        source.tensors, *_frame_size_px(source), int(head_size or tokenizer.HEAD_SIZE)
+    return wham_tokenizer_from_weights(
+        source.tensors, *_frame_size_px(source), int(head_size or HEAD_SIZE)
     )
 
 
 def _defaults(found: Checkpoint) -> GenerationDefaults:
     """In WHAM's own loop a full context drops its oldest frame before each new one."""
-    config = found.config
-    held = config.max_positions // (config.tokens_per_frame + config.num_action_tokens) - 1
-    held = max(1, held)  # a frame that does not fit is refused where it is asked for
+    held = max(
+        1, found.config.frames_held - 1
+    )  # what does not fit is refused where it is asked for
     return GenerationDefaults(
         fps=float(NPZ_FPS),
         context_frames=held,
@@ -152,19 +158,18 @@ def _defaults(found: Checkpoint) -> GenerationDefaults:
     )
 
 
-def npz_length(path: str | Path) -> int:
+def npz_length(path: Path) -> tuple[int, Fraction]:
     with _open_array(path, "images") as images:
-        return images.shape[0]
+        return images.shape[0], NPZ_FPS
 
 
-def npz_frames(path: str | Path, numbers: Iterable[int]) -> Iterator[Tensor]:
-    """Yield the frames of ascending numbers, each (H_px, W_px, 3) uint8 RGB."""
+def npz_frames(path: Path, numbers: Iterable[int]) -> Iterator[Tensor]:
     with _open_array(path, "images") as images:
         for row in images.rows(numbers):
             yield torch.from_numpy(row).movedim(0, -1).contiguous()
 
 
-def npz_actions(path: str | Path) -> list[str]:
+def npz_actions(path: Path) -> list[str]:
     """Return the words that led to each frame; row t was done at frame t, and leads to t + 1."""
     with _open_array(path, "actions") as stored:
         rows = list(stored.rows(range(stored.shape[0]))) if stored.shape else []
@@ -189,31 +194,29 @@ class StoredArray(NamedTuple):
 
 
 @contextlib.contextmanager
-def _open_array(path: str | Path, name: str) -> Iterator[StoredArray]:
+def _open_array(path: Path, name: str) -> Iterator[StoredArray]:
     """Open one array of an npz file; ValueError where it is damaged or would need unpickling."""
-    require_file(path, "clip")
-    damaged = f"{path} cannot be read as npz (corrupt or truncated)"
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [member.removesuffix(".npy") for member in archive.namelist()]
-            if name not in names:
-                found = ", ".join(map(repr, names)) or "nothing"
-                raise ValueError(f"{path} holds no array {name!r}, found: {found}")
-            with archive.open(f"{name}.npy") as file:
-                stored = _read_header(file, f"{path}: {name}")
-                shape, dtype, _ = stored
-                size = archive.getinfo(f"{name}.npy").file_size - file.tell()
-                if size != math.prod(shape) * dtype.itemsize:
-                    raise ValueError(f"{damaged}: {name} has not the size that it says")
-                is_video = dtype == np.uint8 and len(shape) == 4 and shape[1] == 3 and min(shape)
-                if name == "images" and not is_video:
-                    rule = "images must be (T, 3, H_px, W_px) uint8"
-                    raise ValueError(f"{path}: {rule}, got {dtype} {shape}")
-                yield stored
-    except _DAMAGE as error:
-        raise ValueError(f"{damaged}: {error}") from None
-    except RuntimeError as error:  # encrypted, or compressed in an unknown way
-        raise ValueError(f"{path} cannot be read as npz: {error}") from None
+    damaged = f"{require_file(path, 'clip')} cannot be read as npz (corrupt or truncated)"
+    with (
+        errors_about(f"{path} cannot be read as npz", RuntimeError),  # encrypted, or packed oddly
+        errors_about(damaged, _DAMAGE),
+        zipfile.ZipFile(path) as archive,
+    ):
+        names = [member.removesuffix(".npy") for member in archive.namelist()]
+        if name not in names:
+            found = ", ".join(map(repr, names)) or "nothing"
+            raise ValueError(f"{path} holds no array {name!r}, found: {found}")
+        with archive.open(f"{name}.npy") as file:
+            stored = _read_header(file, f"{path}: {name}")
+            shape, dtype, _ = stored
+            size = archive.getinfo(f"{name}.npy").file_size - file.tell()
+            if size != math.prod(shape) * dtype.itemsize:
+                raise ValueError(f"{damaged}: {name} has not the size that it says")
+            is_video = dtype == np.uint8 and len(shape) == 4 and shape[1] == 3 and min(shape)
+            if name == "images" and not is_video:
+                rule = "images must be (T, 3, H_px, W_px) uint8"
+                raise ValueError(f"{path}: {rule}, got {dtype} {shape}")
+            yield stored
 
 
 def _read_header(file: IO[bytes], where: str) -> StoredArray:
@@ -239,15 +242,8 @@ WHAM = Family(
     signature=(f"{_GPT}transformer.wpe.weight",),
     convert=_convert,
     tokenizer=_tokenizer,
-    tokenizer_folder=TokenizerFolder(
-        tokenizer.WHAMTokenizer.from_pretrained, kind=tokenizer.WHAM_KIND
-    ),
+    tokenizer_folder=TokenizerFolder(WHAMTokenizer.from_pretrained, kind=WHAM_KIND),
     actions=WHAMActions(),
-    recordings=RecordingFormat(
-        suffix=".npz",
-        length=lambda path: (npz_length(path), NPZ_FPS),
-        frames=npz_frames,
-        actions=npz_actions,
-    ),
+    recordings=RecordingFormat(".npz", npz_length, npz_frames, npz_actions),
     defaults=_defaults,
 )
