@@ -19,16 +19,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import (
-    META_NAMES,
-    Checkpoint,
-    Family,
-    Source,
-    TokenizerFolder,
-    rename,
-    sizes_of,
-)
+from diagd.families.family import Checkpoint, Family, Source, TokenizerFolder
 from diagd.families.presets import COSMOS as PRESETS
+from diagd.families.weights import META_NAMES, rename, sizes_of
 from diagd.models.config import ModelConfig
 from diagd.tokenizers import vq
 from diagd.weight_files import load_torchscript

@@ -16,15 +16,9 @@ import torch
 from torch import Tensor
 
 from diagd.families.defaults import image_defaults
-from diagd.families.family import (
-    Checkpoint,
-    Family,
-    Source,
-    TextFolder,
-    TokenizerFolder,
-    llama_fields,
-)
+from diagd.families.family import Checkpoint, Family, Source, TextFolder, TokenizerFolder
 from diagd.families.presets import EMU3 as PRESETS
+from diagd.families.weights import llama_fields
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import TextIds, TextPrompts, read_words

@@ -13,7 +13,6 @@ from diagd.families.defaults import GenerationDefaults
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import TextPrompts
 from diagd.tokenizers.vq import VideoTokenizer
-from diagd.weight_files import name_tensors
 
 
 @dataclass(frozen=True)
@@ -91,86 +90,3 @@ class Family:
     # of a family whose models have actions of their own; where there is no such file
     name_actions: Callable[[Checkpoint], ActionCodec] | None = None
     recordings: RecordingFormat | None = None
-
-
-def count_layers(tensors: Mapping[str, Tensor], prefix: str) -> int:
-    """Return how many numbers follow a prefix such as `layers.`; a high one alone is but one."""
-    numbers = {name.removeprefix(prefix).partition(".")[0] for name in tensors}
-    return sum(number.isdigit() for number in numbers)
-
-
-def rename(tensors: Mapping[str, Tensor], modules: Mapping[str, str]) -> dict[str, Tensor]:
-    """Return views of the tensors under our names, or raise ValueError naming those that misfit.
-
-    `modules` maps ours to theirs, which must be all there are. `{i}` runs over the layers, and
-    `qkv 1/3` is the second third of the rows of `qkv`. Weights, which must be there, and biases
-    follow their module.
-    """
-    layered = next(theirs for theirs in modules.values() if "{i}" in theirs)
-    num_layers = count_layers(tensors, layered.partition("{i}")[0])
-    renamed, missing, unknown = {}, [], dict(tensors)
-    for ours, theirs in modules.items():
-        for i in range(num_layers if "{i}" in theirs else 1):
-            module, _, part = theirs.replace("{i}", str(i)).partition(" ")
-            if f"{module}.weight" not in tensors:
-                missing.append(f"{module}.weight")
-            for kind in ("weight", "bias"):
-                name = f"{module}.{kind}"
-                if name in tensors:
-                    unknown.pop(name, None)
-                    index, _, count = part.partition("/")
-                    tensor = tensors[name].chunk(int(count))[int(index)] if part else tensors[name]
-                    renamed[f"{ours.replace('{i}', str(i))}.{kind}"] = tensor
-    if problems := name_tensors({"missing": missing, "unknown": list(unknown)}):
-        raise ValueError(problems)
-    return renamed
-
-
-META_NAMES = {  # our modules, but for queries, keys and values, which families name differently
-    "model.embed_tokens": "tok_embeddings",
-    "model.norm": "norm",
-    "lm_head": "output",
-    "model.layers.{i}.input_layernorm": "layers.{i}.attention_norm",
-    "model.layers.{i}.post_attention_layernorm": "layers.{i}.ffn_norm",
-    "model.layers.{i}.self_attn.o_proj": "layers.{i}.attention.wo",
-    "model.layers.{i}.mlp.gate_proj": "layers.{i}.feed_forward.w1",
-    "model.layers.{i}.mlp.up_proj": "layers.{i}.feed_forward.w3",
-    "model.layers.{i}.mlp.down_proj": "layers.{i}.feed_forward.w2",
-}
-
-
-def sizes_of(weights: Mapping[str, Tensor], num_heads: int) -> dict[str, Any]:
-    """Return the fields of a `ModelConfig` that weights under our names show."""
-    embedding, block = weights["model.embed_tokens.weight"], "model.layers.0."
-    vocab_size = len(weights.get("lm_head.weight", embedding))
-    head_dim = len(weights[block + "self_attn.q_proj.weight"]) // num_heads
-    return {
-        "hidden_size": embedding.shape[1],
-        "intermediate_size": len(weights[block + "mlp.up_proj.weight"]),
-        "num_layers": count_layers(weights, "model.layers."),
-        "num_heads": num_heads,
-        "num_kv_heads": len(weights[block + "self_attn.k_proj.weight"]) // max(head_dim, 1),
-        "head_dim": head_dim,
-        "vocab_size": vocab_size,
-        "extra_embeddings": len(embedding) - vocab_size,
-        "head_size": len(weights.get("head_proj.weight", ())),
-    }
-
-
-def llama_fields(weights: Mapping[str, Tensor], side: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields of a `ModelConfig` from weights and a config of transformers.
-
-    The config has `num_attention_heads` and `rms_norm_eps` in any case.
-    """
-    if (activation := side.get("hidden_act", "silu")) != "silu":
-        raise ValueError(f"hidden_act must be silu, got {activation!r}")
-    # the base of the rotary angles, which transformers has written in three places
-    rope = (side.get("rope_scaling") or {}) | (side.get("rope_parameters") or {})
-    for name in ("rope_type", "type"):
-        if rope.get(name, "default") != "default":
-            raise ValueError(f"{name} must be default, got {rope[name]!r}")
-    return sizes_of(weights, int(side["num_attention_heads"])) | {
-        "norm_eps": float(side["rms_norm_eps"]),
-        "rope_theta": float(rope.get("rope_theta", side.get("rope_theta", ModelConfig.rope_theta))),
-        "bias": bool(side.get("attention_bias", False)),
-    }

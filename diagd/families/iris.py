@@ -15,8 +15,9 @@ from torch.nn import functional
 
 from diagd.data.actions import ActionVocabulary
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, Family, Source, rename, sizes_of
+from diagd.families.family import Checkpoint, Family, Source
 from diagd.families.presets import IRIS as PRESETS
+from diagd.families.weights import rename, sizes_of
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.tokenizers.vqgan import read_vqgan

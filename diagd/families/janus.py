@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.families.defaults import image_defaults
-from diagd.families.family import Checkpoint, Family, Source, TextFolder, count_layers, llama_fields
+from diagd.families.family import Checkpoint, Family, Source, TextFolder
+from diagd.families.weights import count_layers, llama_fields
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import TextIds, TextPrompts, ids_of, read_words
 from diagd.tokenizers.vq import VQTokenizer

@@ -21,17 +21,9 @@ from torch.nn import functional
 
 from diagd.data.actions import action_in
 from diagd.families.defaults import image_defaults
-from diagd.families.family import (
-    META_NAMES,
-    Checkpoint,
-    Family,
-    Source,
-    TextFolder,
-    count_layers,
-    rename,
-    sizes_of,
-)
+from diagd.families.family import Checkpoint, Family, Source, TextFolder
 from diagd.families.presets import LLAMAGEN as PRESETS
+from diagd.families.weights import META_NAMES, count_layers, rename, sizes_of
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import TextIds, TextPrompts, text_states

@@ -47,14 +47,10 @@ WORLD_SIZES = {
     )
     for width, depth in ((128, 3), (192, 4), (256, 5), (320, 6), (448, 8), (576, 10))
 }
+_GPT: dict[str, Any] = {"norm": "layer", "mlp": "gelu", "bias": True, "position": "learned"}
 # Buttons and stick axes of a gamepad, a token each; 10 frames.
-_WHAM: dict[str, Any] = {
-    "num_action_ids": 68,
-    "num_action_tokens": 16,
-    "max_positions": 10 * (18 * 30 + 16),
-}
-_WHAM |= {"norm": "layer", "mlp": "gelu", "bias": True, "position": "learned"}
-_WHAM |= {"tie_embeddings": True}
+_WHAM = _GPT | {"num_action_ids": 68, "num_action_tokens": 16, "tie_embeddings": True}
+_WHAM |= {"max_positions": 10 * (18 * 30 + 16)}
 WHAM = {
     "wham-200m": _model(1024, 4096, 16, 16384, (18, 30), 64, norm_affine=False, **_WHAM),
     "wham-1.6b": _model(2304, 9216, 24, 16384, (18, 30), **_WHAM),
@@ -83,12 +79,8 @@ MINEWORLD = {
     "mc-ar-1.2b": replace(_300M, hidden_size=2048, intermediate_size=8192, num_heads=32),
 }
 # Codes, and all buttons of an Atari; 20 frames.
-_IRIS: dict[str, Any] = {
-    "num_action_ids": 18,
-    "num_action_tokens": 1,
-    "max_positions": 20 * (4 * 4 + 1),
-}
-_IRIS |= {"norm": "layer", "mlp": "exact_gelu", "bias": True, "position": "learned"}
+_IRIS = _GPT | {"mlp": "exact_gelu", "num_action_ids": 18, "num_action_tokens": 1}
+_IRIS |= {"max_positions": 20 * (4 * 4 + 1)}
 IRIS = {"iris": _model(256, 1024, 10, 512, (4, 4), 64, head_size=256, **_IRIS)}
 
 
@@ -133,27 +125,15 @@ _CHAMELEON: dict[str, Any] = {"extra_embeddings": 65536, "max_positions": 4096}
 _CHAMELEON |= {"norm_eps": 1e-5, "qk_norm": True, "head_norm": True}
 CHAMELEON = {"chameleon-7b": _model(4096, 11008, 32, 8192, (32, 32), **_CHAMELEON)}
 # With the codes stands what ends a row, a column more; 184,622 ids in all.
-_EMU3: dict[str, Any] = {
-    "extra_embeddings": 184622 - 32769,
-    "prefix_length": 1,
-    "max_positions": 9216,
-}
-_EMU3 |= {"num_kv_heads": 8, "rope_theta": 1e6}
+_EMU3: dict[str, Any] = {"extra_embeddings": 184622 - 32769, "max_positions": 9216}
+_EMU3 |= {"prefix_length": 1, "num_kv_heads": 8, "rope_theta": 1e6}
 EMU3 = {"emu3": _model(4096, 14336, 32, 32769, (90, 91), **_EMU3)}
 PRESETS: dict[str, ModelConfig] = {
     "mc-ar-doom": WORLD_SIZES["mc-ar-320x6"],  # the bundled world model
     "mc-ar-doom-small": WORLD_SIZES["mc-ar-192x4"],  # beside it, to compare sizes
-    **WORLD_SIZES,
-    **WHAM,
-    **COSMOS,
-    **MINEWORLD,
-    **IRIS,
-    **LLAMAGEN,
-    **LLAMAGEN_T2I,
-    **JANUS,
-    **CHAMELEON,
-    **EMU3,
 }
+PRESETS |= WORLD_SIZES | WHAM | COSMOS | MINEWORLD | IRIS
+PRESETS |= LLAMAGEN | LLAMAGEN_T2I | JANUS | CHAMELEON | EMU3
 
 
 def available_models() -> list[str]:

@@ -21,13 +21,8 @@ from diagd.data.video import read_video, resize
 from diagd.families import table
 from diagd.families.checkpoints import load_model
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import (
-    Family,
-    RecordingFormat,
-    Source,
-    TokenizerFolder,
-    rename,
-)
+from diagd.families.family import Family, RecordingFormat, Source, TokenizerFolder
+from diagd.families.weights import rename
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator

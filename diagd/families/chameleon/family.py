@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from diagd.families.defaults import GenerationDefaults, image_defaults
-from diagd.families.family import Checkpoint, Family, Source, TextFolder, llama_fields
+from diagd.families.family import Checkpoint, Family, Source, TextFolder
 from diagd.families.presets import CHAMELEON as PRESETS
+from diagd.families.weights import llama_fields
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import TextIds, TextPrompts, check_known, ids_of, read_words

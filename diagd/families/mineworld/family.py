@@ -11,9 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, Family, Source, llama_fields
+from diagd.families.family import Checkpoint, Family, Source
 from diagd.families.mineworld.actions import MinecraftActions
 from diagd.families.presets import MINEWORLD as PRESETS
+from diagd.families.weights import llama_fields
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VQTokenizer, load_vq_model

@@ -26,25 +26,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import (
-    Checkpoint,
-    Family,
-    RecordingFormat,
-    Source,
-    TokenizerFolder,
-    count_layers,
-    rename,
-    sizes_of,
-)
+from diagd.families.family import Checkpoint, Family, RecordingFormat, Source, TokenizerFolder
 from diagd.families.presets import WHAM as PRESETS
+from diagd.families.weights import count_layers, rename, sizes_of
+from diagd.families.wham import tokenizer
 from diagd.families.wham.actions import WHAMActions, actions_of_rows
-from diagd.families.wham.tokenizer import (
-    HEAD_SIZE,
-    TOKENIZER_PREFIX,
-    WHAM_KIND,
-    WHAMTokenizer,
-    wham_tokenizer_from_weights,
-)
 from diagd.files import errors_about, require_file
 from diagd.models.config import ModelConfig
 from diagd.weight_files import Record, tensors_under
@@ -83,7 +69,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     weights = rename(gpt, _MODULES | (_BLOCK_NORMS if has_norms else {}))
     num_layers, hidden_size = count_layers(gpt, "transformer.h."), gpt["lm_head.weight"].shape[1]
     sizes = sizes_of(weights, _num_heads(source, num_layers, hidden_size))
-    patches = source.tensors[f"{TOKENIZER_PREFIX}encoder.proj1.weight"].shape[1]
+    patches = source.tensors[f"{tokenizer.TOKENIZER_PREFIX}encoder.proj1.weight"].shape[1]
     patch_px = round((patches / 3) ** 0.5)
     height_px, width_px = _frame_size_px(source)
     config = replace(
@@ -133,19 +119,18 @@ def _frame_size_px(source: Source) -> tuple[int, int]:
     return (int(height), int(width)) if height and width else SIZE_PX
 
 
-def _tokenizer(found: Checkpoint) -> WHAMTokenizer:
+def _tokenizer(found: Checkpoint) -> tokenizer.WHAMTokenizer:
     source = found.source
     head_size = source.side.get("vq_head_size") or _tokenizer_spec(source).get("head_size")
-    return wham_tokenizer_from_weights(
-        source.tensors, *_frame_size_px(source), int(head_size or HEAD_SIZE)
+    return tokenizer.wham_tokenizer_from_weights(
+        source.tensors, *_frame_size_px(source), int(head_size or tokenizer.HEAD_SIZE)
     )
 
 
 def _defaults(found: Checkpoint) -> GenerationDefaults:
     """In WHAM's own loop a full context drops its oldest frame before each new one."""
-    held = max(
-        1, found.config.frames_held - 1
-    )  # what does not fit is refused where it is asked for
+    # a frame that does not fit is refused where it is asked for
+    held = max(1, found.config.frames_held - 1)
     return GenerationDefaults(
         fps=float(NPZ_FPS),
         context_frames=held,
@@ -242,7 +227,9 @@ WHAM = Family(
     signature=(f"{_GPT}transformer.wpe.weight",),
     convert=_convert,
     tokenizer=_tokenizer,
-    tokenizer_folder=TokenizerFolder(WHAMTokenizer.from_pretrained, kind=WHAM_KIND),
+    tokenizer_folder=TokenizerFolder(
+        tokenizer.WHAMTokenizer.from_pretrained, kind=tokenizer.WHAM_KIND
+    ),
     actions=WHAMActions(),
     recordings=RecordingFormat(".npz", npz_length, npz_frames, npz_actions),
     defaults=_defaults,

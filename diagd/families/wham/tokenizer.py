@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from diagd.families.family import count_layers, rename
+from diagd.families.weights import count_layers, rename
 from diagd.files import errors_about, read_json_object
 from diagd.tokenizers import vq
 from diagd.weight_files import assign_weights, check_fit, read_weights, tensors_under
