@@ -90,8 +90,8 @@ class ClipFile:
         """
         available = self.check(num_frames, start, fps)
         count = available if num_frames is None else num_frames
-        stored, rate = self.length()
-        actions = self._actions(stored)
+        _, rate = self.length()
+        actions = self.actions()
         if actions is not None:
             fps = None  # the stored rate, as `check` has seen
         if form := self.recording_format:
@@ -107,9 +107,11 @@ class ClipFile:
             )
         return Clip(self.name, frames, rate, actions and actions[start : start + count])
 
-    def _actions(self, stored: int) -> list[str] | None:
+    def actions(self) -> list[str] | None:
+        """Read the action that led to each stored frame; None without a codec."""
         if self.codec is None:
             return None
+        stored, _ = self.length()
         if (form := self.recording_format) is None:
             return read_actions(self.path.with_suffix(".jsonl"), self.codec, stored)
         actions = form.actions(self.path)

@@ -46,13 +46,10 @@ _CONTEXT_FRAMES = 1 + TEMPORAL_COMPRESSION  # two grids
 
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     side = source.side
-    tensors = {
-        name.removeprefix("model."): tensor
-        for name, tensor in source.tensors.items()
-        if "_extra_state" not in name  # of TransformerEngine
-    }
+    tensors = {name.removeprefix("model."): tensor for name, tensor in source.tensors.items()}
     has_text = "layers.0.cross_attention.wq.weight" in tensors
-    weights = rename(tensors, META_NAMES | _SELF | (_CROSS if has_text else {}))
+    modules = META_NAMES | _SELF | (_CROSS if has_text else {})
+    weights = rename(tensors, modules, left_out="_extra_state")  # of TransformerEngine
     head_dim = len(tensors["layers.0.attention.q_norm.weight"])
     sizes = sizes_of(weights, len(tensors["layers.0.attention.wq.weight"]) // head_dim)
     shape = sizes["hidden_size"], sizes["num_layers"]

@@ -30,7 +30,7 @@ ATARI = (
 )
 _BLOCK, _THEIRS = "model.layers.{i}.", "transformer.blocks.{i}."
 _EMBEDDING, _POSITIONS = "embedder.embedding_tables.{}.weight", "pos_emb.weight"
-_HEAD, _OTHER_HEADS = "head_observations.", ("head_rewards.", "head_ends.")
+_HEAD = "head_observations."
 _MODULES = {
     "model.embed_tokens": "embeddings",
     "model.embed_positions": "pos_emb",
@@ -55,17 +55,12 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     tensors = tensors_under("world_model.", source.tensors)
     actions, codes = (tensors.pop(_EMBEDDING.format(table)) for table in (0, 1))
     # places at which each head reads: K * K of a frame the head of codes, one that of rewards
-    num_places, num_frames = (len(tensors[f"{head}indices"]) for head in (_HEAD, _OTHER_HEADS[0]))
+    num_places, num_frames = (len(tensors[f"{head}indices"]) for head in (_HEAD, "head_rewards."))
     side = math.isqrt(num_places // num_frames)
     if side**2 * num_frames != num_places:
         raise ValueError(
             f"frames must be square grids of tokens, got {num_places / num_frames:g} tokens a frame"
         )
-    tensors = {
-        name: tensor
-        for name, tensor in tensors.items()
-        if not name.startswith(_OTHER_HEADS) and not name.endswith((".indices", ".mask"))
-    }
     tensors["embeddings.weight"] = torch.cat([codes, actions])
     for kind in ("weight", "bias"):
         name = f"{_HEAD}head_module.0.{kind}"
@@ -75,7 +70,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     weight, bias = tensors[f"{last}.weight"] / STEEP, tensors[f"{last}.bias"]
     tensors[f"{last}.weight"] = functional.pad(weight, (0, 0, 0, len(actions)))
     tensors[f"{last}.bias"] = functional.pad(bias, (0, len(actions)), value=-1e4)
-    weights = rename(tensors, _MODULES)
+    weights = rename(tensors, _MODULES, left_out=r"^head_(rewards|ends)\.|\.(indices|mask)$")
     num_heads = int(source.side.get("num_heads", PRESETS["iris"].num_heads))  # nothing tells
     config = replace(
         PRESETS["iris"],

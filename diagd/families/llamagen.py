@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.data.actions import action_in
+from diagd.data.actions import ActionVocabulary
 from diagd.families.defaults import image_defaults
 from diagd.families.family import Checkpoint, Family, Source, TextFolder
 from diagd.families.presets import LLAMAGEN as PRESETS
@@ -42,25 +41,18 @@ _NUM_CLASSES, _PATCH_PX = 1000, 16
 
 
 @dataclass(frozen=True)
-class ImageNetClasses:
-    """The class of an image, one token before it; the last id stands for no class."""
+class ImageNetClasses(ActionVocabulary):
+    """The class of an image, `class 207` or `207`, one token before it; the last id means none."""
 
-    names = (*(f"class {number}" for number in range(_NUM_CLASSES)), "none")
-    num_tokens = 1
-    num_ids = _NUM_CLASSES + 1
-    combines = False
+    names: tuple[str, ...] = (*(f"class {number}" for number in range(_NUM_CLASSES)), "none")
 
-    def tokens_of(self, action: str) -> tuple[int, ...]:
-        """Return the id of `class 207`, also written `207`, or of `none`."""
-        if action == "none":
-            return (_NUM_CLASSES,)
-        match = re.fullmatch(r"(?:class )?([0-9]{1,3})", action)
+    def id_of(self, name: str) -> int:
+        if name == "none":
+            return _NUM_CLASSES
+        match = re.fullmatch(r"(?:class )?([0-9]{1,3})", name)
         if not match:
-            raise ValueError(f"unknown class {action!r}, expected class 0 to class 999, or none")
-        return (int(match[1]),)
-
-    def action_of(self, record: dict[str, Any]) -> str:
-        return action_in(record, self, "CLASS")
+            raise ValueError(f"unknown class {name!r}, expected class 0 to class 999, or none")
+        return int(match[1])
 
 
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:

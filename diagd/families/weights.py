@@ -1,5 +1,6 @@
 """Weights under our names, and the sizes of a model that they show."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,16 +16,18 @@ def count_layers(tensors: Mapping[str, Tensor], prefix: str) -> int:
     return sum(number.isdigit() for number in numbers)
 
 
-def rename(tensors: Mapping[str, Tensor], modules: Mapping[str, str]) -> dict[str, Tensor]:
+def rename(
+    tensors: Mapping[str, Tensor], modules: Mapping[str, str], left_out: str = "^$"
+) -> dict[str, Tensor]:
     """Return views of the tensors under our names, or raise ValueError naming those that misfit.
 
-    `modules` maps ours to theirs, which must be all there are. `{i}` runs over the layers, and
-    `qkv 1/3` is the second third of the rows of `qkv`. Weights, which must be there, and biases
-    follow their module.
+    `modules` maps ours to theirs, which must be all there are but for names that match `left_out`.
+    `{i}` runs over the layers, and `qkv 1/3` is the second third of the rows of `qkv`. Weights,
+    which must be there, and biases follow their module.
     """
     layered = next(theirs for theirs in modules.values() if "{i}" in theirs)
     num_layers = count_layers(tensors, layered.partition("{i}")[0])
-    renamed, missing, unknown = {}, [], dict(tensors)
+    renamed, missing, used = {}, [], set[str]()
     for ours, theirs in modules.items():
         for i in range(num_layers if "{i}" in theirs else 1):
             module, _, part = theirs.replace("{i}", str(i)).partition(" ")
@@ -33,11 +36,12 @@ def rename(tensors: Mapping[str, Tensor], modules: Mapping[str, str]) -> dict[st
             for kind in ("weight", "bias"):
                 name = f"{module}.{kind}"
                 if name in tensors:
-                    unknown.pop(name, None)
+                    used.add(name)
                     index, _, count = part.partition("/")
                     tensor = tensors[name].chunk(int(count))[int(index)] if part else tensors[name]
                     renamed[f"{ours.replace('{i}', str(i))}.{kind}"] = tensor
-    if problems := name_tensors({"missing": missing, "unknown": list(unknown)}):
+    unknown = [name for name in tensors if name not in used and not re.search(left_out, name)]
+    if problems := name_tensors({"missing": missing, "unknown": unknown}):
         raise ValueError(problems)
     return renamed
 

@@ -59,14 +59,11 @@ SIZE_PX = (180, 300)  # height and width of the frames of both models
 
 
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
-    gpt = {
-        name: tensor
-        for name, tensor in tensors_under(_GPT, source.tensors).items()
-        if not (name.endswith("attn.bias") and tensor.dim() == 4)  # a mask
-    }
-    gpt.pop("transformer.wte.weight", None)  # tied to lm_head, which is read last where they differ
+    gpt = tensors_under(_GPT, source.tensors)
     has_norms = "transformer.h.0.ln_1.weight" in gpt
-    weights = rename(gpt, _MODULES | (_BLOCK_NORMS if has_norms else {}))
+    # masks; and what is tied to lm_head, which is read last where they differ
+    left_out = r"\.attn\.bias$|^transformer\.wte\.weight$"
+    weights = rename(gpt, _MODULES | (_BLOCK_NORMS if has_norms else {}), left_out)
     num_layers, hidden_size = count_layers(gpt, "transformer.h."), gpt["lm_head.weight"].shape[1]
     sizes = sizes_of(weights, _num_heads(source, num_layers, hidden_size))
     patches = source.tensors[f"{tokenizer.TOKENIZER_PREFIX}encoder.proj1.weight"].shape[1]

@@ -44,7 +44,7 @@ _MODULES |= {
     for side in ("encoder", "decoder")
     for ours, theirs in _SIDE_MODULES.items()
 }
-_TRAINING_ONLY = ("patch_gan.", "target_patchgan.", "lpips_model.")
+_LEFT_OUT = r"\.attn_mask$|^(patch_gan|target_patchgan|lpips_model)\."  # the latter for training
 
 
 @dataclass(frozen=True)
@@ -198,11 +198,7 @@ def wham_tokenizer_from_weights(
 ) -> WHAMTokenizer:
     """Extract the tokenizer of a WHAM checkpoint, or of its part under `TOKENIZER_PREFIX`."""
     where = "the WHAM tokenizer"
-    found = {
-        name: weight
-        for name, weight in (tensors_under(TOKENIZER_PREFIX, weights) or weights).items()
-        if not name.endswith(".attn_mask") and not name.startswith(_TRAINING_ONLY)
-    }
+    found = tensors_under(TOKENIZER_PREFIX, weights) or weights
     matrices = ["encoder.proj1.weight", "encoder.pos_embeds.weight", "vq_vae._embedding.weight"]
     if bad := [name for name in matrices if name not in found or found[name].dim() != 2]:
         raise ValueError(f"{where} has no matrix {bad[0]}")
@@ -220,7 +216,7 @@ def wham_tokenizer_from_weights(
             f"{rows}x{columns} patches of {patch_px}x{patch_px} px"
         )
     with errors_about(where):
-        renamed = rename(found, _MODULES)
+        renamed = rename(found, _MODULES, _LEFT_OUT)
     return _build(config, renamed, where, "its patches, positions and codebook")
 
 

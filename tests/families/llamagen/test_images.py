@@ -43,7 +43,7 @@ def test_classes_are_numbers():
     for name in ("class 1000", "dog", "-1", ""):
         with pytest.raises(ValueError, match=r"unknown class '.*', expected class 0 to class"):
             classes.tokens_of(name)
-    with pytest.raises(ValueError, match=r'expected \{"action": CLASS\}, got \{"action": 3\}'):
+    with pytest.raises(ValueError, match=r'expected \{"action": NAME\}, got \{"action": 3\}'):
         classes.action_of({"action": 3})
 
 
