@@ -24,7 +24,7 @@ from diagd.families.checkpoints import find_model, load_model, save_model
 from diagd.families.clip_files import ClipFile
 from diagd.families.cosmos import CosmosTokenizer, fit_frames
 from diagd.families.defaults import GenerationDefaults, visual_ranges
-from diagd.families.wham.actions import WHAMActions
+from diagd.families.wham.family import WHAMActions
 from diagd.families.wham.tokenizer import ViTVQGAN, ViTVQGANConfig, WHAMTokenizer
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer

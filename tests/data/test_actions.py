@@ -13,7 +13,7 @@ from diagd.data.actions import (
     split_actions,
     write_actions,
 )
-from diagd.families.mineworld.actions import MinecraftActions
+from diagd.families.mineworld import MinecraftActions
 
 VOCABULARY = ActionVocabulary(("none", "forward", "left", "forward+left"))
 

@@ -6,8 +6,8 @@ from diagd.data.actions import ActionVocabulary
 from diagd.families.checkpoints import read_actions_file, save_tokenizer, write_actions_file
 from diagd.families.cosmos import CosmosTokenizer
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.mineworld.actions import MinecraftActions
-from diagd.families.wham.actions import WHAMActions
+from diagd.families.mineworld import MinecraftActions
+from diagd.families.wham.family import WHAMActions
 from diagd.pipeline.world_folder import load_parts
 from tests.golden import FIXTURES
 from tests.worlds import NAMES, write_world

@@ -4,25 +4,31 @@ The model is a GPT with learned positions over frames of visual tokens and actio
 tokenizer is in the same file. Block versions differ in whether the norms inside the blocks have
 parameters, which the tensors show; the number of heads they do not show.
 
+An action is twelve gamepad buttons and four stick axes, a token each. Which button is which, and
+the order of the axes, is not published: words number them from 1, `button1+stick2=7`. A stick axis
+is one of eleven bins, 5 is at rest.
+
 Clips are npz files of `images` (T, 3, H_px, W_px) uint8 and `actions` (T, 16), at 10 fps. They are
 read a row at a time (a minute of gameplay is 100 MB, a prompt is 1 MB), and nothing is unpickled:
 files with Python objects in them are refused.
 """
 
 import contextlib
+import itertools
+import json
 import lzma
 import math
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from diagd.families.defaults import GenerationDefaults
@@ -30,10 +36,99 @@ from diagd.families.family import Checkpoint, Family, RecordingFormat, Source, T
 from diagd.families.presets import WHAM as PRESETS
 from diagd.families.weights import count_layers, rename, sizes_of
 from diagd.families.wham import tokenizer
-from diagd.families.wham.actions import WHAMActions, actions_of_rows
 from diagd.files import errors_about, require_file
 from diagd.models.config import ModelConfig
 from diagd.weight_files import Record, tensors_under
+
+NUM_BUTTONS, NUM_STICKS, NUM_BINS = 12, 4, 11
+NEUTRAL = NUM_BINS // 2
+_NUM_VALUES = (2,) * NUM_BUTTONS + (NUM_BINS,) * NUM_STICKS  # of each token of an action
+FIRST_IDS = tuple(itertools.accumulate(_NUM_VALUES[:-1], initial=0))  # local id of the value 0
+
+_BUTTON_PLACES = {f"button{place + 1}": place for place in range(NUM_BUTTONS)}
+_STICK_PLACES = {f"stick{place + 1}": NUM_BUTTONS + place for place in range(NUM_STICKS)}
+_NAMES = (*_BUTTON_PLACES, *_STICK_PLACES)
+_BINS = {str(number): number for number in range(NUM_BINS)} | {"min": 0, "max": NUM_BINS - 1}
+
+
+@dataclass(frozen=True)
+class WHAMActions:
+    """WHAM's actions as an `ActionCodec`.
+
+    Words are `button1` to `button12`, `stick1=0` to `stick4=10` (bins, also `min` and `max`) and
+    `none`. Words for one axis add up, counted from rest, so that opposite keys cancel each other.
+    """
+
+    names = (
+        *("none", *_BUTTON_PLACES),
+        *(f"{stick}={end}" for stick in _STICK_PLACES for end in ("min", "max")),
+    )
+    num_tokens = NUM_BUTTONS + NUM_STICKS
+    num_ids = sum(_NUM_VALUES)
+    combines = True
+
+    def tokens_of(self, action: str) -> tuple[int, ...]:
+        """Return the local ids: one a button, then one a stick axis."""
+        values = [0] * NUM_BUTTONS + [NEUTRAL] * NUM_STICKS
+        for word in (part.strip() for part in action.split("+")):
+            stick, _, bin_name = word.partition("=")
+            if word in _BUTTON_PLACES:
+                values[_BUTTON_PLACES[word]] = 1
+            elif stick in _STICK_PLACES and bin_name in _BINS:
+                values[_STICK_PLACES[stick]] += _BINS[bin_name] - NEUTRAL
+            elif word != "none":
+                raise ValueError(
+                    f"unknown action {word!r}, expected words joined by + of: none, "
+                    f"button1 to button{NUM_BUTTONS}, stick1=BIN to stick{NUM_STICKS}=BIN "
+                    f"with BIN 0 to {NUM_BINS - 1}, min or max"
+                )
+        limits = zip(FIRST_IDS, values, _NUM_VALUES, strict=True)
+        return tuple(first + min(max(value, 0), count - 1) for first, value, count in limits)
+
+    def action_of(self, record: dict[str, Any]) -> str:
+        """Read `{"action": WORDS or a row of numbers}` or `{"buttons": [...], "sticks": [...]}`."""
+        action, buttons, sticks = (record.get(name) for name in ("action", "buttons", "sticks"))
+        if isinstance(action, str):
+            self.tokens_of(action)
+            return action
+        if isinstance(buttons, list) and isinstance(sticks, list):
+            if (len(buttons), len(sticks)) != (NUM_BUTTONS, NUM_STICKS):
+                raise ValueError(
+                    f"expected {NUM_BUTTONS} buttons and {NUM_STICKS} sticks, "
+                    f"got {len(buttons)} and {len(sticks)}"
+                )
+            action = buttons + sticks
+        if not isinstance(action, list) or not all(isinstance(v, int | float) for v in action):
+            raise ValueError(
+                f'expected {{"action": WORDS}}, {{"action": [{self.num_tokens} NUMBERS]}} or '
+                f'{{"buttons": [...], "sticks": [...]}}, got {json.dumps(record)[:60]}'
+            )
+        return actions_of_rows([action])[0]
+
+
+def actions_of_rows(rows: ArrayLike) -> list[str]:
+    """Return the words of (T, 16) numbers: buttons, 0 or 1, then stick axes, bins 0 to 10."""
+    values = np.asarray(rows)
+    width = WHAMActions.num_tokens
+    if values.ndim != 2 or values.shape[1] != width or values.dtype.kind not in "biuf":
+        raise ValueError(f"actions must be (T, {width}) numbers, got {values.dtype} {values.shape}")
+    counts = np.asarray(_NUM_VALUES)
+    wrong = np.argwhere(~((values >= 0) & (values < counts) & (values == np.floor(values))))
+    if len(wrong):
+        row, place = wrong[0]
+        raise ValueError(
+            f"action {row}: {_NAMES[place]} must be a whole number from 0 to {counts[place] - 1}, "
+            f"got {values[row, place]}"
+        )
+    return [_words(row) for row in values.astype(np.int64).tolist()]
+
+
+def _words(values: Sequence[int]) -> str:
+    buttons = [name for name, place in _BUTTON_PLACES.items() if values[place]]
+    bins = {name: values[place] for name, place in _STICK_PLACES.items()}
+    sticks = [f"{name}={number}" for name, number in bins.items() if number != NEUTRAL]
+    return "+".join(buttons + sticks) or "none"
+
 
 _GPT = "predictor.gpt_model."
 _BLOCK, _THEIRS = "model.layers.{i}.", "transformer.h.{i}."

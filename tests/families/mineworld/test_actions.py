@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from diagd.data.actions import read_actions
-from diagd.families.mineworld.actions import (
+from diagd.families.mineworld import (
     BEGIN,
     BUTTONS,
     END,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from diagd.families.mineworld.family import mineworld_tokenizer
+from diagd.families.mineworld import mineworld_tokenizer
 from diagd.tokenizers.vq import CONFIG_NAME, VQTokenizer
 from tests.golden import MINEWORLD, golden
 
