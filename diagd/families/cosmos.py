@@ -27,7 +27,7 @@ from diagd.tokenizers import vq
 from diagd.weight_files import load_torchscript
 
 LEVELS = (8, 8, 8, 5, 5, 5)  # of the tokenizer's codes
-COMPRESSION, TEMPORAL_COMPRESSION = 16, 8  # pixels a token, frames a grid after the first
+TEMPORAL_COMPRESSION = 8  # frames a grid after the first
 WINDOW = 33  # frames
 WINDOW_GRIDS = 1 + (WINDOW - 1) // TEMPORAL_COMPRESSION
 ENCODER_NAME, DECODER_NAME = "encoder.jit", "decoder.jit"
@@ -115,7 +115,7 @@ def fit_frames(frames: Tensor, height_px: int, width_px: int) -> Tensor:
     return torch.cat(chunks)
 
 
-class CosmosTokenizer:
+class CosmosTokenizer(vq.VideoTokenizer):
     """A causal video tokenizer: 16 x 16 pixels a token, 8 frames a grid after the first.
 
     T frames <-> 1 + (T - 1) / 8 grids within a window; a longer clip is whole windows and then,
@@ -123,9 +123,8 @@ class CosmosTokenizer:
     """
 
     codebook_size = math.prod(LEVELS)
-    compression = COMPRESSION
+    compression = 16
     temporal_compression = TEMPORAL_COMPRESSION
-    fit_frames = staticmethod(fit_frames)
 
     def __init__(self, encoder: Any, decoder: Any) -> None:
         # (1, 3, 33, H_px, W_px) in [-1, 1] -> (ids, codes), codes being (1, 6, 5, height, width)
@@ -147,8 +146,8 @@ class CosmosTokenizer:
         self.decoder.to(self.device, self.dtype)
         return self
 
-    def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
-        return height * self.compression, width * self.compression
+    def fit_frames(self, frames: Tensor, height_px: int, width_px: int) -> Tensor:
+        return fit_frames(frames, height_px, width_px)
 
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:

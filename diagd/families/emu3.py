@@ -92,9 +92,8 @@ class Emu3Tokenizer(FrameTokenizer):
     def _decode(self, tokens: Tensor) -> Tensor:
         return paint((self.model.decode(tokens.long()) + 1) * 127.5, "nearest")
 
-    def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.float16) -> None:
-        config = {**self.model.config.to_diff_dict(), "kind": KIND}
-        self.write(Path(folder), config, WEIGHTS_NAME, dtype)
+    def _config(self) -> Mapping[str, object]:
+        return {**self.model.config.to_diff_dict(), "kind": KIND}
 
 
 def load_emu3_tokenizer(folder: Path) -> Emu3Tokenizer:

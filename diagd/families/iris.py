@@ -89,7 +89,7 @@ def _tokenizer(found: Checkpoint) -> VQTokenizer:
         name.replace("pre_quant_conv", "quant_conv").replace("embedding.", "quantize.embedding."): v
         for name, v in tensors_under("tokenizer.", found.source.tensors).items()
     }
-    return read_vqgan(tensors, found.path, pixel_rounding="down", stretches=True)
+    return read_vqgan(tensors, found.path, pixel_rounding="down", stretch_frames=True)
 
 
 def _actions(found: Checkpoint) -> ActionVocabulary:

@@ -25,30 +25,24 @@ PixelRounding = Literal["nearest", "down"]
 BATCH_SIZE = 8  # frames encoded or decoded at once
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
-ROUNDING_KEY = "pixel_rounding"  # ours, in diffusers' config.json; absent where it is the default
-DEFAULT_ROUNDING: PixelRounding = "nearest"
-STRETCH_KEY = "stretch_frames"  # ours, too: true where frames are scaled whole, not cropped first
+# Arguments of `VQTokenizer` in diffusers' config.json; absent where they are the default.
+_OURS = ("pixel_rounding", "stretch_frames")
 
 
 class VideoTokenizer(Protocol):
     """A tokenizer of the pipeline: T frames <-> 1 + (T - 1) / temporal_compression grids of ids."""
 
-    @property
-    def codebook_size(self) -> int: ...  # ids lie in [0, codebook_size)
-
-    @property
-    def compression(self) -> int: ...  # pixels per token, along height and along width
-
-    @property
-    def temporal_compression(self) -> int: ...  # frames per grid after the first
+    codebook_size: int  # ids lie in [0, codebook_size)
+    compression: int  # pixels per token, along height and along width
+    temporal_compression: int = 1  # frames per grid after the first
 
     def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
         """Return the pixels of a frame of height x width tokens: (H_px, W_px)."""
-        ...
+        return height * self.compression, width * self.compression
 
     def fit_frames(self, frames: Tensor, height_px: int, width_px: int) -> Tensor:
         """Crop and scale (T, H_px, W_px, 3) uint8 RGB to a size, as the model's makers do."""
-        ...
+        return resize(frames, height_px, width_px)
 
     def encode(self, frames: Tensor) -> Tensor:
         """(T, H_px, W_px, 3) uint8 RGB -> (grids, height, width) int64."""
@@ -63,57 +57,48 @@ class VideoTokenizer(Protocol):
         ...
 
 
-class FrameTokenizer:
+class FrameTokenizer(VideoTokenizer):
     """Encode and decode frames one by one, `batch_size` side by side.
 
-    A tokenizer adds its sizes, and how one batch is encoded and decoded.
+    A tokenizer adds its sizes, how one batch is encoded and decoded, and what it is written as.
     """
 
-    codebook_size: int
-    compression: int
-    temporal_compression = 1
     batch_size = BATCH_SIZE
-    fit_frames = staticmethod(resize)
+    weights_name = WEIGHTS_NAME
 
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model.eval()  # diffusers annotates its methods wrongly
 
     def _encode(self, frames: Tensor) -> Tensor: ...
     def _decode(self, tokens: Tensor) -> Tensor: ...
+    def _config(self) -> Mapping[str, object]: ...
 
     def to(self, device: torch.device | str) -> Self:
         self.model.to(device)
         return self
 
-    def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
-        return height * self.compression, width * self.compression
-
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:
-        return self.in_batches(self._encode, frames)
+        return self._in_batches(self._encode, frames)
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
-        return self.in_batches(self._decode, tokens)
+        return self._in_batches(self._decode, tokens)
 
-    def in_batches(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    def _in_batches(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
         device = next(self.model.parameters()).device
         chunks = [function(chunk.to(device)) for chunk in rows.split(self.batch_size)]
         return torch.cat(chunks).to(rows.device)
 
-    def write(
-        self, folder: Path, config: Mapping[str, Any], weights_name: str, dtype: torch.dtype
-    ) -> None:
-        """Write config.json and the weights; both appear under their names only when whole."""
-        weights = self.model.state_dict().items()
-        write_weights(folder / weights_name, {name: value.to(dtype) for name, value in weights})
-        write_json(folder / CONFIG_NAME, config, indent=2)
+    def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.float16) -> None:
+        """Write config.json and weights, each whole or not at all; float32 keeps every bit."""
+        weights = {name: weight.to(dtype) for name, weight in self.model.state_dict().items()}
+        write_weights(Path(folder) / self.weights_name, weights)
+        write_json(Path(folder) / CONFIG_NAME, self._config(), indent=2)
 
 
-class TokenizerWrapper:
+class TokenizerWrapper(VideoTokenizer):
     """A tokenizer of frames one by one that stands before another one."""
-
-    temporal_compression = 1
 
     def __init__(self, tokenizer: VideoTokenizer) -> None:
         self.tokenizer, self.compression = tokenizer, tokenizer.compression
@@ -129,7 +114,8 @@ class RowEnds(TokenizerWrapper):
 
     def __init__(self, tokenizer: VideoTokenizer) -> None:
         super().__init__(tokenizer)
-        self.fit_frames, self.codebook_size = tokenizer.fit_frames, tokenizer.codebook_size + 1
+        self.codebook_size += 1
+        self.fit_frames = tokenizer.fit_frames
 
     def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
         return self.tokenizer.frame_size_px(height, width - 1)
@@ -181,10 +167,11 @@ class VQTokenizer(FrameTokenizer):
     painting = torch.float32
 
     def __init__(
-        self, model: Any, pixel_rounding: PixelRounding = DEFAULT_ROUNDING, stretches: bool = False
+        self, model: Any, pixel_rounding: PixelRounding = "nearest", stretch_frames: bool = False
     ) -> None:
+        """Take diffusers' VQModel; `stretch_frames` has frames scaled whole, not cropped first."""
         super().__init__(model)
-        if stretches:
+        if stretch_frames:
             self.fit_frames = stretch
         channels, painted = model.config["in_channels"], model.config["out_channels"]
         self.patch_size = math.isqrt(max(channels, 0) // 3)
@@ -236,24 +223,22 @@ class VQTokenizer(FrameTokenizer):
         folded = self.model.decoder(self.model.post_quant_conv(codes), spatial)
         return functional.pixel_shuffle(folded, self.patch_size)
 
-    def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.float16) -> None:
-        """Write diffusers' two files, each whole or not at all; float32 keeps every bit."""
+    def _config(self) -> Mapping[str, object]:
         config = json.loads(self.model.to_json_string())
-        if self.pixel_rounding != DEFAULT_ROUNDING:
-            config[ROUNDING_KEY] = self.pixel_rounding
+        if self.pixel_rounding != "nearest":
+            config["pixel_rounding"] = self.pixel_rounding
         if self.fit_frames is stretch:
-            config[STRETCH_KEY] = True
-        self.write(Path(folder), config, WEIGHTS_NAME, dtype)
+            config["stretch_frames"] = True
+        return config
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "VQTokenizer":
         """Load a tokenizer that diffusers or `save_pretrained` wrote."""
         config_path, weights_path = Path(folder) / CONFIG_NAME, Path(folder) / WEIGHTS_NAME
         config = read_json_object(config_path)
-        rounding = config.pop(ROUNDING_KEY, DEFAULT_ROUNDING)
-        stretches = config.pop(STRETCH_KEY, False)
+        ours = {name: config.pop(name) for name in _OURS if name in config}
         model = load_vq_model(config, config_path, read_tensors(weights_path), weights_path)
-        return cls(model, rounding, stretches)
+        return cls(model, **ours)
 
 
 def load_vq_model(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from diagd.data.actions import ActionCodec
-from diagd.data.video import read_video, resize
+from diagd.data.video import read_video
 from diagd.families import table
 from diagd.families.checkpoints import load_model
 from diagd.families.defaults import GenerationDefaults
@@ -27,6 +27,7 @@ from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.world_folder import load_parts
+from diagd.tokenizers.vq import VideoTokenizer
 from tests.worlds import random_model, smooth_frames
 
 HEIGHT, WIDTH, PATCH_PX, NUM_LEVELS = 3, 5, 8, 12
@@ -64,18 +65,13 @@ class PongActions:
         return record["action"]
 
 
-class LevelTokenizer:
+class LevelTokenizer(VideoTokenizer):
     """A token is the level of grey that is nearest to the mean of a patch."""
 
-    compression, temporal_compression = PATCH_PX, 1
-    fit_frames = staticmethod(resize)
+    compression = PATCH_PX
 
     def __init__(self, levels: Tensor) -> None:
-        self.levels = levels
-
-    @property
-    def codebook_size(self) -> int:
-        return len(self.levels)
+        self.levels, self.codebook_size = levels, len(levels)
 
     @classmethod
     def load(cls, folder: Path) -> "LevelTokenizer":
@@ -85,9 +81,6 @@ class LevelTokenizer:
         Path(folder).mkdir(parents=True, exist_ok=True)
         config = {"kind": "pong-levels", "levels": self.levels.to(dtype).tolist()}
         (Path(folder) / "config.json").write_text(json.dumps(config))
-
-    def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
-        return height * PATCH_PX, width * PATCH_PX
 
     def encode(self, frames: Tensor) -> Tensor:
         grey = frames.float().mean(-1)

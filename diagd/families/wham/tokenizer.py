@@ -22,7 +22,6 @@ from diagd.weight_files import assign_weights, check_fit, read_weights, tensors_
 TOKENIZER_PREFIX = "context_encoders.images."  # of its weights in WHAM's checkpoints
 HEAD_SIZE = 64  # where nothing says other
 WHAM_KIND = "wham-vit-vqgan"
-WEIGHTS_NAME = "model.safetensors"
 _NORM_EPS = 1e-5
 _MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)  # of ImageNet, RGB in [0, 1]
 _DEVIATION = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
@@ -151,6 +150,8 @@ class Block(nn.Module):
 class WHAMTokenizer(vq.FrameTokenizer):
     """A frame-by-frame `VideoTokenizer` for frames of one size."""
 
+    weights_name = "model.safetensors"
+
     def __init__(self, model: ViTVQGAN) -> None:
         super().__init__(model)
         self.codebook_size, self.compression = model.config.codebook_size, model.config.patch_size
@@ -173,13 +174,12 @@ class WHAMTokenizer(vq.FrameTokenizer):
         values = pictures * _DEVIATION.to(tokens.device) + _MEAN.to(tokens.device)
         return vq.paint(values * 255, "down")
 
-    def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
-        config = {"kind": WHAM_KIND} | asdict(self.model.config)
-        self.write(Path(folder), config, WEIGHTS_NAME, dtype)
+    def _config(self) -> Mapping[str, object]:
+        return {"kind": WHAM_KIND} | asdict(self.model.config)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "WHAMTokenizer":
-        config_path, weights_path = Path(folder) / vq.CONFIG_NAME, Path(folder) / WEIGHTS_NAME
+        config_path, weights_path = Path(folder) / vq.CONFIG_NAME, Path(folder) / cls.weights_name
         values = read_json_object(config_path)
         values.pop("kind", None)
         with errors_about(f"{config_path} describes no {WHAM_KIND}", (TypeError, ValueError)):
