@@ -6,11 +6,12 @@ can be converted. Nothing in a file is run, except by `load_torchscript`.
 
 import json
 import pickle
+import re
 import struct
 import warnings
 import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,19 @@ def tensors_of(content: dict[str, Any]) -> dict[str, Tensor]:
 def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors whose names begin with a prefix, without it."""
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def rename_by(
+    patterns: Iterable[tuple[str, str | Callable[[re.Match[str]], str]]],
+    tensors: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Return the tensors under names in which `re.sub` has replaced each pattern in turn."""
+    renamed = dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        for pattern, replacement in patterns:
+            name = re.sub(pattern, replacement, name)
+        renamed[name] = tensor
+    return renamed
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:

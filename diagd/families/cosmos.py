@@ -16,8 +16,8 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from diagd.data.video import stretch
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Checkpoint, Family, Source, TokenizerFolder
 from diagd.families.presets import COSMOS as PRESETS
@@ -105,14 +105,9 @@ def fit_frames(frames: Tensor, height_px: int, width_px: int) -> Tensor:
     scale = max(width_px / full_width, height_px / full_height)
     size = math.ceil(scale * full_height), math.ceil(scale * full_width)
     top, left = round((size[0] - height_px) / 2), round((size[1] - width_px) / 2)
-    chunks = []
-    for chunk in frames.split(vq.BATCH_SIZE):
-        pixels = chunk.movedim(-1, 1).float()
-        if size != (full_height, full_width):
-            pixels = functional.interpolate(pixels, size, mode="bilinear", antialias=True)
-        cropped = pixels[:, :, top : top + height_px, left : left + width_px]
-        chunks.append(vq.paint(cropped, "nearest"))
-    return torch.cat(chunks)
+    rows, columns = slice(top, top + height_px), slice(left, left + width_px)
+    chunks = frames.split(vq.BATCH_SIZE)
+    return torch.cat([stretch(chunk, *size)[:, rows, columns] for chunk in chunks])
 
 
 class CosmosTokenizer(vq.VideoTokenizer):

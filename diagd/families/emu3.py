@@ -23,7 +23,7 @@ from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import TextIds, TextPrompts, read_words
 from diagd.tokenizers.vq import CONFIG_NAME, WEIGHTS_NAME, FrameTokenizer, normalise, paint
-from diagd.weight_files import assign_weights, check_fit, read_tensors, tensors_under
+from diagd.weight_files import assign_weights, check_fit, read_tensors, rename_by, tensors_under
 
 KIND = "emu3_vqgan"  # of tokenizer folders
 _SIDE = PRESETS["emu3"].grid_height  # tokens each way
@@ -55,11 +55,8 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         raise ValueError("its config.json, with vocabulary_map, is not beside it")
     side = _complete(source.side)
     text, order = side["text_config"], _their_ids(side)
-    named = {
-        re.sub(_TEXT_MODEL, "model.", name).replace("model.lm_head", "lm_head"): tensor
-        for name, tensor in source.tensors.items()
-        if not re.match(_PIXELS, name)
-    }
+    language = {n: tensor for n, tensor in source.tensors.items() if not re.match(_PIXELS, n)}
+    named = rename_by([(_TEXT_MODEL, "model."), (r"^model\.lm_head", "lm_head")], language)
     num_codes = side["vq_config"]["codebook_size"] + 1
     embedding = named[_EMBEDDING]
     head = named.get(_HEAD, embedding)  # tied, it is the embedding
@@ -119,7 +116,7 @@ def emu3_tokenizer(
 
 
 def _tokenizer(found: Checkpoint) -> Emu3Tokenizer:
-    tensors = {re.sub(_PIXELS, "vqmodel.", name): v for name, v in found.source.tensors.items()}
+    tensors = rename_by([(_PIXELS, "vqmodel.")], found.source.tensors)
     fields = _complete(found.source.side)["vq_config"]
     return emu3_tokenizer(fields, tensors_under("vqmodel.", tensors), found.path)
 

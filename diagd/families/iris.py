@@ -21,7 +21,7 @@ from diagd.families.weights import rename, sizes_of
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.tokenizers.vqgan import read_vqgan
-from diagd.weight_files import tensors_under
+from diagd.weight_files import rename_by, tensors_under
 
 ATARI = (
     *("noop", "fire", "up", "right", "left", "down", "upright", "upleft", "downright", "downleft"),
@@ -85,10 +85,8 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 def _tokenizer(found: Checkpoint) -> VQTokenizer:
     """Read the VQ-GAN, which sees frames scaled as a whole, and rounds levels down."""
-    tensors = {
-        name.replace("pre_quant_conv", "quant_conv").replace("embedding.", "quantize.embedding."): v
-        for name, v in tensors_under("tokenizer.", found.source.tensors).items()
-    }
+    names = ("pre_quant_conv", "quant_conv"), (r"embedding\.", "quantize.embedding.")
+    tensors = rename_by(names, tensors_under("tokenizer.", found.source.tensors))
     return read_vqgan(tensors, found.path, pixel_rounding="down", stretch_frames=True)
 
 

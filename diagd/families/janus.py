@@ -8,7 +8,6 @@ become rows of the embedding table. What reads pictures (a SigLIP) is left out.
 Folders are those of transformers (`JanusForConditionalGeneration`), or DeepSeek's own.
 """
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import TextIds, TextPrompts, ids_of, read_words
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.tokenizers.vqgan import read_vqgan
-from diagd.weight_files import tensors_under
+from diagd.weight_files import rename_by, tensors_under
 
 # DeepSeek's names, and those of transformers.
 _RENAMED = (
@@ -39,17 +38,8 @@ _HEAD = {"proj_out": "head_proj", "vision_head": "lm_head"}
 _EMBEDDING = "model.embed_tokens.weight"
 
 
-def _named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    named = dict[str, Tensor]()
-    for name, tensor in tensors.items():
-        for pattern, theirs in _RENAMED:
-            name = re.sub(pattern, theirs, name)
-        named[name] = tensor
-    return named
-
-
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
-    tensors, side = _named(source.tensors), source.side
+    tensors, side = rename_by(_RENAMED, source.tensors), source.side
     text = side.get("text_config") or side.get("language_config")
     if not text:
         raise ValueError("expected a config.json beside it that has text_config")
@@ -90,7 +80,7 @@ def _code_embeddings(tensors: Mapping[str, Tensor]) -> Tensor:
 
 def _tokenizer(found: Checkpoint) -> VQTokenizer:
     """Read the VQ-GAN of the checkpoint, whose codes are compared by direction, as LlamaGen's."""
-    tensors = tensors_under("model.vqmodel.", _named(found.source.tensors))
+    tensors = tensors_under("model.vqmodel.", rename_by(_RENAMED, found.source.tensors))
     return read_vqgan(tensors, found.path, by_direction=True)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.tokenizers.vq import VQTokenizer, load_vq_model
+from diagd.weight_files import rename_by
 
 _PARTS = re.compile(r"(encoder|decoder|quantize|quant_conv|post_quant_conv)\.")
 # Names of LlamaGen and of taming-transformers, which diffusers' VQModel has otherwise.
@@ -39,16 +40,18 @@ def read_vqgan(
         by_direction: latents are compared with codes by direction, and codes have length 1.
         how: further arguments of `VQTokenizer`.
     """
-    weights = dict[str, Tensor]()
-    for name, tensor in tensors.items():
-        for pattern, ours in _RENAMED:
-            name = re.sub(pattern, ours, name)
-        is_linear = "attentions." in name and tensor.ndim == 4  # a convolution of one pixel there
-        if _PARTS.match(name) and name != "quantize.codebook_used":
-            weights[name] = tensor.flatten(1) if is_linear else tensor
+    weights = {
+        # what is linear in attention is a convolution of one pixel there
+        name: tensor.flatten(1) if "attentions." in name and tensor.ndim == 4 else tensor
+        for name, tensor in rename_by(_RENAMED, tensors).items()
+        if _PARTS.match(name) and name != "quantize.codebook_used"
+    }
     count = len({name.split(".")[2] for name in weights if "encoder.down_blocks." in name})
     if "decoder.up_blocks.0.upsamplers.0.conv.weight" not in weights and count > 1:
-        weights = {_reversed(name, count): tensor for name, tensor in weights.items()}
+        # taming numbers the blocks of a decoder from the largest picture on
+        block = r"^(decoder\.up_blocks)\.(\d+)"
+        turned = [(block, lambda at: f"{at[1]}.{count - 1 - int(at[2])}")]
+        weights = rename_by(turned, weights)
     first = "encoder.down_blocks.0.resnets."
     try:
         codes = weights["quantize.embedding.weight"].float()
@@ -74,10 +77,3 @@ def read_vqgan(
         "vq_embed_dim": codes.shape[-1],
     }
     return VQTokenizer(load_vq_model(fields, where, weights, where), **how)
-
-
-def _reversed(name: str, count: int) -> str:
-    """Number the blocks of a decoder from the smallest picture on; taming has the largest first."""
-    return re.sub(
-        r"^(decoder\.up_blocks)\.(\d+)", lambda at: f"{at[1]}.{count - 1 - int(at[2])}", name
-    )
