@@ -40,6 +40,11 @@ class TokenClips:
     codebook: str = ""  # fingerprint of the tokenizer's codes
 
     @property
+    def size(self) -> str:
+        _, frames, height, width = self.tokens.shape
+        return f"{frames} frames of {height}x{width} tokens"
+
+    @property
     def kind(self) -> tuple[object, ...]:
         """Grid, codebook and actions, which clips for one model have in common."""
         return self.tokens.shape[2:], self.codebook_size, self.codebook, self.action_names
@@ -69,8 +74,7 @@ def actions_of(
         raise FileNotFoundError(f"action file not found (other clips have one): {missing[0]}")
     if vocabulary is not None:
         return vocabulary
-    beside = files[0].with_name("actions.json")
-    if beside.is_file():
+    if (beside := files[0].with_name("actions.json")).is_file():
         return ActionVocabulary.load(beside)
     names = {"none"}
     for path in files:
@@ -130,18 +134,16 @@ def write_shards(
                 "cut": json.dumps([piece, size_px]),
                 "action_names": json.dumps(list(vocabulary.names)),
             }
-            if shard.is_file():
-                _, found = _read_shard(shard)
-                if found != metadata:
-                    raise ValueError(
-                        f"{shard} is of other clips, actions or another tokenizer (or from before "
-                        "this was noted): delete it or use another folder"
-                    )
-            else:
+            if not shard.is_file():
                 tokens, actions = zip(*pool.map(encode, group), strict=True)
                 write_text(folder / COUNT_NAME, f"{len(shards)}\n")
                 tensors = {"tokens": torch.cat(tokens), "actions": torch.cat(actions)}
                 write_bytes(shard, save(tensors, metadata))
+            elif _read_shard(shard)[1] != metadata:
+                raise ValueError(
+                    f"{shard} is of other clips, actions or another tokenizer (or from before "
+                    "this was noted): delete it or use another folder"
+                )
             job.advance(len(group))
 
 
@@ -177,7 +179,7 @@ def read_shards(folder: str | Path) -> TokenClips:
             ("codebook_size ", first.codebook_size, part.codebook_size),
             ("codebook ", first.codebook, part.codebook),
             ("action_names ", first.action_names, part.action_names),
-            ("", _describe(first.tokens.shape[1:]), _describe(part.tokens.shape[1:])),
+            ("", first.size, part.size),
         ):
             if found != expected:
                 raise ValueError(
@@ -197,15 +199,11 @@ def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"expected a list of names, got {metadata['action_names'][:60]}")
         num_ids = int(metadata["codebook_size"])
-    if tokens.dim() != 4 or not tokens.numel():
-        raise ValueError(
-            f"{path}: tokens must be (clips, T, height, width), got {tuple(tokens.shape)}"
-        )
-    if actions.shape != tokens.shape[:2]:
-        raise ValueError(
-            f"{path}: actions must be {tuple(tokens.shape[:2])} as the tokens, "
-            f"got {tuple(actions.shape)}"
-        )
+    shape, acted = tuple(tokens.shape), tuple(actions.shape)
+    if len(shape) != 4 or not tokens.numel():
+        raise ValueError(f"{path}: tokens must be (clips, T, height, width), got {shape}")
+    if acted != shape[:2]:
+        raise ValueError(f"{path}: actions must be {shape[:2]} as the tokens, got {acted}")
     for what, ids, bound, shown in (
         ("tokens", tokens, num_ids, f"codebook_size={num_ids}"),
         ("actions", actions, len(names), str(len(names))),
@@ -213,10 +211,5 @@ def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
         low, high = (int(end) for end in ids.aminmax())
         if low < 0 or high >= bound:
             raise ValueError(f"{path}: {what} must be in [0, {shown}), got {low} to {high}")
-    return TokenClips(
-        tokens, actions, num_ids, tuple(names), metadata.get("codebook", "")
-    ), metadata
-
-
-def _describe(shape: Sequence[int]) -> str:
-    return f"{shape[0]} frames of {shape[1]}x{shape[2]} tokens"
+    codebook = metadata.get("codebook", "")
+    return TokenClips(tokens, actions, num_ids, tuple(names), codebook), metadata
