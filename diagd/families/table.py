@@ -1,7 +1,6 @@
 """The released families that diagd knows, one line each; a checkpoint is the first one's to fit."""
 
-from diagd.families.chameleon.family import CHAMELEON
-from diagd.families.chameleon.worldvla import RYNNVLA, WORLDVLA
+from diagd.families.chameleon import CHAMELEON, RYNNVLA, WORLDVLA
 from diagd.families.cosmos import COSMOS
 from diagd.families.emu3 import EMU3
 from diagd.families.family import Family

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 import diagd
 from diagd.data.actions import write_actions
 from diagd.data.video import read_video, write_video
-from diagd.families.chameleon.worldvla import SENTENCE, RobotActions
+from diagd.families.chameleon import SENTENCE, RobotActions
 from diagd.families.checkpoints import find_model
 from tests import oracles
 from tests.families.images import check_int8, raster_images

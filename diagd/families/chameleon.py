@@ -1,0 +1,329 @@
+"""Chameleon, Anole and Lumina-mGPT (arXiv:2405.09818, 2407.06135, 2408.02657): images from text.
+
+A LLaMA with LayerNorms on each head's queries and keys reads and writes one vocabulary. Here it
+writes images alone: an image id is the number of its code, and any id of the vocabulary stands
+behind all columns of the logits, at `vocab_size` + its own number. Lumina-mGPT, which has images of
+any size, ends each row of codes in a token; `grid_height` and `grid_width` in its config.json say
+another size than 48 x 48 codes, which are 768 pixels.
+
+Folders are those of transformers (`ChameleonForConditionalGeneration`). They have no decoder of
+images: that is in Meta's `vqgan.ckpt`, which belongs into their folder `tokenizer`.
+
+WorldVLA (arXiv:2506.21539), RynnVLA-002 (2511.17502): what a robot's cameras see next.
+
+Every frame is asked for anew, from the one before it and an action of seven numbers:
+
+    BOS, SENTENCE, image start, height, width, rows of codes, image end,
+    action start, seven bins, action end, turn end, image start, height, width -> rows of codes
+
+So a world of two frames that reads one again: what stands before its rows is a prefix, and what
+stands between the two are conditioning tokens. Only ids of this prompt are kept. Each row of codes
+ends in a token, as Lumina-mGPT's, from which it was trained; `grid_height` and `grid_width` in
+config.json say another size than 32 x 32 codes, which are 512 pixels.
+
+RynnVLA-002 sees and writes the images of two cameras, the third-person one and the one at the
+wrist, and is asked in another sentence:
+
+    BOS, SENTENCE, image, image, action, turn end, image start, height, width -> rows of codes,
+    image end, image start, height, width -> rows of codes
+
+So the rows of both are one grid, with a seam of four tokens. Its makers train it with the sentence
+below; their code of evaluation still has WorldVLA's. `sentence` in config.json says another.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diagd.data.actions import action_in, parse_call
+from diagd.families.defaults import GenerationDefaults, image_defaults
+from diagd.families.family import Checkpoint, Family, Source, TextFolder
+from diagd.families.presets import CHAMELEON as PRESETS
+from diagd.families.weights import llama_fields
+from diagd.files import read_json_object, require_file
+from diagd.models.config import ModelConfig
+from diagd.tokenizers.text import TextIds, TextPrompts, check_known, ids_of, read_words
+from diagd.tokenizers.vq import VQTokenizer
+from diagd.tokenizers.vqgan import read_vqgan
+from diagd.weight_files import read_tensors
+
+_7B = PRESETS["chameleon-7b"]  # what a config leaves out is as it is there
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_LEFT_OUT = "model.vqmodel.", "action_head."  # pixels, and what RynnVLA-002 would do
+_IMAGE, _DIGITS = "IMGIMG", str.maketrans("ABCDEFGHIJ", "0123456789")
+_ROW_END, _TURN_END = "<reserved08799>", "<reserved08706>"
+_IMAGE_START, _IMAGE_END, _SIZES = "<racm3:break>", "<eoss>", 8800
+_PICTURE_SCALE = 1.2  # of guidance by a picture
+_SIGNATURE = ("model.layers.0.self_attn.q_norm.bias",)
+_LUMINA = "z_loss_weight"  # a field of Lumina-mGPT's config class alone
+_LUMINA_SIDE, _PATCH_PX = 48, 16
+
+
+def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
+    side, has_row_ends = source.side, _LUMINA in source.side
+    pixels = side.get("vq_config") or {}
+    halvings = len(pixels.get("channel_multiplier", (1, 1, 2, 2, 4))) - 1
+    num_rows = int(pixels.get("resolution", 512)) // 2**halvings
+    height, width = _grid_of(side, _LUMINA_SIDE) if has_row_ends else (num_rows, num_rows)
+    images = _visual_ids(side["vocabulary_map"], has_row_ends)
+    whole = range(len(source.tensors[_EMBEDDING]))
+    return _build(source, images, [], whole, grid_height=height, grid_width=width + has_row_ends)
+
+
+def _build(
+    source: Source, visual: list[int], actions: list[int], fed: Sequence[int], **fields: Any
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Return config and weights of a decoder of some ids of Chameleon's vocabulary, in this order.
+
+    Args:
+        visual, actions: ids that have columns in the logits.
+        fed: ids that are fed alone.
+        fields: further fields of the config.
+    """
+    usual = {"num_attention_heads": _7B.num_heads, "rms_norm_eps": _7B.norm_eps}
+    side: Mapping[str, Any] = usual | dict(source.side)
+    if side.get("swin_norm"):
+        raise ValueError("swin_norm must be false: a block of the 30B model is not known here")
+    if side["rms_norm_eps"] != _7B.norm_eps:  # else the norms of heads would differ
+        raise ValueError(f"rms_norm_eps must be {_7B.norm_eps}, got {side['rms_norm_eps']}")
+    weights = {
+        name: tensor.flatten() if "_norm." in name else tensor
+        for name, tensor in source.tensors.items()
+        if not name.startswith(_LEFT_OUT)
+    }
+    table, predicted = weights[_EMBEDDING], torch.tensor([*visual, *actions])
+    weights[_HEAD] = weights.get(_HEAD, table)[predicted]  # tied, it is the table
+    weights[_EMBEDDING] = torch.cat([table[predicted], table[torch.tensor(fed)]])
+    config = ModelConfig(
+        **llama_fields(weights, side),
+        **fields,
+        image_vocab_size=len(visual),
+        max_positions=int(side.get("max_position_embeddings", _7B.max_positions)),
+        qk_norm=True,
+        head_norm=True,
+    )
+    return config, weights
+
+
+def _grid_of(side: Mapping[str, Any], default: int) -> tuple[int, int]:
+    """Return the codes of an image, which models of images of any size are told."""
+    height, width = (int(side.get(f"grid_{name}", default)) for name in ("height", "width"))
+    if height % 2 or width % 2:
+        raise ValueError(f"grid_height and grid_width must be even, got {height} and {width}")
+    return height, width
+
+
+def _size_names(height: int, width: int) -> list[str]:
+    """Return the names of image start, height and width, which stand before such an image."""
+    return [_IMAGE_START, *(f"<reserved{_SIZES + side // 2:05d}>" for side in (height, width))]
+
+
+def _visual_ids(vocabulary: Mapping[str, int], has_row_ends: bool) -> list[int]:
+    """Return the id of each code, of which 207 is called IMGIMGCAHZ; then that of row ends."""
+    ids = {
+        int(name.removeprefix(_IMAGE).removesuffix("Z").translate(_DIGITS)): number
+        for name, number in vocabulary.items()
+        if name.startswith(_IMAGE)
+    }
+    if not ids or sorted(ids) != list(range(len(ids))):
+        raise ValueError(f"vocabulary_map must name image ids 0, 1, ..., got {len(ids)} of them")
+    row_end = [vocabulary[_ROW_END]] if has_row_ends else []
+    return [*(ids[code] for code in range(len(ids))), *row_end]
+
+
+def _said(words: Any, text: str, known: Mapping[str, int]) -> list[int]:
+    ids = [words.bos_token_id, *words(text, add_special_tokens=False).input_ids]
+    check_known(words, ids, known)
+    return ids
+
+
+def _tokenizer(found: Checkpoint) -> VQTokenizer:
+    """Load the tokenizer from where a user put it."""
+    path = found.path.parent / "tokenizer" / "vqgan.ckpt"
+    if not path.is_file():
+        raise ValueError(
+            f"{found.path}: holds no decoder of images: put vqgan.ckpt of Meta's release into "
+            f"{path.parent}, or name a folder with --tokenizer"
+        )
+    return read_vqgan(read_tensors(path), path)
+
+
+class ChameleonPrompts(TextPrompts):
+    """BOS, a text and the image start; without a text, the other two. A picture stands behind BOS.
+
+    Lumina-mGPT is asked in a sentence, which a token ends, and reads the size of the image behind
+    the image start; without a text, there is no BOS either.
+    """
+
+    def __init__(self, folder: Path, found: Checkpoint) -> None:
+        config, side = found.config, read_json_object(folder / "config.json")
+        self.words, self.first = read_words(folder), config.vocab_size
+        self.known = side.get("vocabulary_map", {})
+        names = [getattr(self.words, "boi_token", _IMAGE_START)]
+        self.sentence, turn_end = "{}", list[str]()
+        self.before = [self.words.bos_token_id]
+        if _LUMINA in side:
+            height, width = config.grid_height, config.grid_width - 1
+            names += _size_names(height, width)[1:]
+            size, turn_end = f"{width * _PATCH_PX}x{height * _PATCH_PX}", [_TURN_END]
+            self.sentence = f"Generate an image of {size} according to the following prompt:\n{{}}"
+            self.before = []
+        self.turn_end, self.start = ids_of(self.words, turn_end), ids_of(self.words, names)
+        self.takes_pictures = not turn_end  # Lumina-mGPT's stand elsewhere
+
+    def __call__(self, text: str) -> TextIds:
+        said = _said(self.words, self.sentence.format(text), self.known)
+        ends = [*self.turn_end, *self.start]
+        check_known(self.words, ends, self.known)
+        rows = torch.tensor([[*said, *ends]]), torch.tensor([[*self.before, *self.start]])
+        return TextIds(self.first + rows[0], self.first + rows[1])
+
+    def with_pictures(self, pictures: Tensor, text: str) -> TextIds:
+        said, count = self(text), len(pictures)
+        end = self.first + torch.tensor([ids_of(self.words, [_IMAGE_END])])
+        parts = said.unconditional[:, 1:], pictures.flatten(1), end
+        seen = torch.cat([part.expand(count, -1) for part in parts], 1)
+        prompt, picture = (
+            torch.cat([row[:, :1].expand(count, -1), seen, row[:, 1:].expand(count, -1)], 1)
+            for row in (said.prompt, said.unconditional)
+        )
+        return said._replace(prompt=prompt, picture=picture, picture_scale=_PICTURE_SCALE)
+
+
+def _defaults(found: Checkpoint) -> GenerationDefaults:
+    if _LUMINA in found.source.side:
+        return image_defaults(top_k=2000, top_p=None, guidance=4.0, row_ends=True, keep_frames=0)
+    return image_defaults(temperature=0.7, guidance=3.0, keep_frames=0)
+
+
+CHAMELEON = Family(
+    name="Chameleon",
+    licence="Chameleon Research License: research only; Anole and Lumina-mGPT: the same",
+    signature=_SIGNATURE,
+    convert=_convert,
+    tokenizer=_tokenizer,
+    text=TextFolder(("chameleon",), ChameleonPrompts),
+    defaults=_defaults,
+)
+
+SENTENCE = "Generate the image based on the current image and the action."
+SENTENCE_OF_TWO = (
+    "Generate the next image based on the provided sequence of historical images and corresponding "
+    "actions."
+)
+_CLASS = "ChameleonXLLMXForConditionalGeneration_ck"
+_ACTIONS_OF_TWO = "action_head.output_projection.model.fc2.bias"  # as many as an action has
+# ends of image, action, turn
+_BETWEEN = (_IMAGE_END, "<reserved10000>", "<reserved15000>", _TURN_END)
+_NUM_BINS, _FIRST_BIN = 256, 10002
+# of LIBERO's actions: shifts and turns along three axes, and the gripper
+_LOWEST = (-0.9375, -0.9375, -0.9375, -0.32571429, -0.375, -0.375, -1.0)
+_HIGHEST = (0.9375, 0.9375, 0.9375, 0.375, 0.375, 0.375, 1.0)
+_STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
+
+
+@dataclass(frozen=True)
+class RobotActions:
+    """Actions of a robot arm, `move(X,Y,Z,ROLL,PITCH,YAW,GRIP)`, in the tokens of the prompt."""
+
+    num_cameras: int = 1
+
+    names = ("none",)
+    num_ids = len(_BETWEEN) + 3 + _NUM_BINS  # three of image start, height and width
+    combines = False
+
+    @property
+    def num_tokens(self) -> int:
+        return 14 + self.num_seam_tokens
+
+    @property
+    def num_seam_tokens(self) -> int:
+        """Tokens between the images of two cameras: image end, image start, height, width."""
+        return 4 * (self.num_cameras - 1)
+
+    def tokens_of(self, action: str) -> tuple[int, ...]:
+        """Return what stands between two frames, then within one.
+
+        Numbers beyond the ranges count as their ends.
+        """
+        lowest, highest = np.array(_LOWEST), np.array(_HIGHEST)
+        numbers = _STILL if action == "none" else parse_call(action, "move", len(_STILL))
+        if numbers is None:
+            raise ValueError(
+                f"unknown action {action!r}, expected none or move(X,Y,Z,ROLL,PITCH,YAW,GRIP)"
+            )
+        scaled = 2 * (np.array(numbers) - lowest) / (highest - lowest + 1e-8) - 1
+        edges = np.linspace(-1, 1, _NUM_BINS)
+        bins = np.digitize(scaled.clip(-1, 1), edges) - 1 + len(_BETWEEN) + 3
+        image_end, action_start, action_end, turn_end, *size = range(len(_BETWEEN) + 3)
+        seam = (image_end, *size)[: self.num_seam_tokens]
+        return (image_end, action_start, *bins.tolist(), action_end, turn_end, *size, *seam)
+
+    def action_of(self, record: dict[str, Any]) -> str:
+        """Read `{"action": [X, Y, Z, ROLL, PITCH, YAW, GRIP]}`, or an action in words."""
+        action = record.get("action")
+        if isinstance(action, list):
+            record = {"action": f"move({','.join(map(str, action))})"}
+        return action_in(record, self, "SEVEN_NUMBERS")
+
+
+def _convert_robot(
+    source: Source, codec: RobotActions, sentence: str
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    length = len(source.tensors.get(_ACTIONS_OF_TWO, _STILL))
+    if length != len(_STILL):
+        raise ValueError(f"actions must be LIBERO's {len(_STILL)} numbers, got {length}")
+    vocabulary, folder = source.side["vocabulary_map"], source.path.parent
+    height, width = _grid_of(source.side, _7B.grid_height)
+    require_file(folder / "tokenizer.json", "text tokenizer")
+    said = _said(read_words(folder), source.side.get("sentence", sentence), vocabulary)
+    size = [vocabulary[name] for name in _size_names(height, width)]
+    bins = [vocabulary[f"<reserved{_FIRST_BIN + number}>"] for number in range(_NUM_BINS)]
+    prefix = [*said, *size]
+    config, weights = _build(
+        source,
+        _visual_ids(vocabulary, has_row_ends=True),
+        [*(vocabulary[name] for name in _BETWEEN), *size, *bins],
+        prefix,
+        grid_height=codec.num_cameras * height,
+        grid_width=width + 1,
+        num_action_tokens=codec.num_tokens,
+        num_seam_tokens=codec.num_seam_tokens,
+        prefix_length=len(prefix),
+    )
+    # positions are relative, and its makers' loop goes on past those that a config names
+    taken = len(prefix) + 2 * (config.tokens_per_frame + codec.num_tokens)
+    return replace(config, max_positions=max(config.max_positions, taken)), weights
+
+
+def _is_one(source: Source) -> bool:
+    return any(str(name).startswith(_CLASS) for name in source.side.get("architectures") or [])
+
+
+_ROBOT_DEFAULTS = GenerationDefaults(
+    fps=20, context_frames=1, temperature=0.0, top_p=None, remember=2, keep_frames=1, row_ends=True
+)
+WORLDVLA = Family(
+    name="WorldVLA",
+    licence="code: Apache-2.0; weights: Chameleon Research License: research only",
+    signature=_SIGNATURE,
+    convert=partial(_convert_robot, codec=RobotActions(), sentence=SENTENCE),
+    fits=_is_one,
+    tokenizer=_tokenizer,
+    actions=RobotActions(),
+    defaults=lambda found: _ROBOT_DEFAULTS,
+)
+RYNNVLA = replace(
+    WORLDVLA,
+    name="RynnVLA-002",
+    signature=(_ACTIONS_OF_TWO,),
+    convert=partial(_convert_robot, codec=RobotActions(2), sentence=SENTENCE_OF_TWO),
+    fits=lambda source: True,
+    actions=RobotActions(2),
+)
