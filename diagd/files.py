@@ -48,11 +48,12 @@ def _errors_naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
 def errors_about(
     where: object, kinds: type[Exception] | tuple[type[Exception], ...] = ValueError
 ) -> Iterator[None]:
-    """Make a ValueError of errors of some kinds, which begins with what it is about."""
+    """Make a ValueError of errors of some kinds: one line, which begins with what it is about."""
     try:
         yield
     except kinds as error:
-        raise ValueError(f"{where}: {error}") from None
+        reason = f"no {error} in it" if isinstance(error, KeyError) else str(error).strip()
+        raise ValueError(f"{where}: {(reason or type(error).__name__).splitlines()[0]}") from None
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:

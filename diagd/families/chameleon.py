@@ -81,10 +81,7 @@ def _build(
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Return config and weights of a decoder of some ids of Chameleon's vocabulary, in this order.
 
-    Args:
-        visual, actions: ids that have columns in the logits.
-        fed: ids that are fed alone.
-        fields: further fields of the config.
+    Those of `visual` and `actions` have columns in the logits; others are `fed` alone.
     """
     usual = {"num_attention_heads": _7B.num_heads, "rms_norm_eps": _7B.norm_eps}
     side: Mapping[str, Any] = usual | dict(source.side)
@@ -144,7 +141,6 @@ def _said(words: Any, text: str, known: Mapping[str, int]) -> list[int]:
 
 
 def _tokenizer(found: Checkpoint) -> VQTokenizer:
-    """Load the tokenizer from where a user put it."""
     path = found.path.parent / "tokenizer" / "vqgan.ckpt"
     if not path.is_file():
         raise ValueError(
@@ -248,10 +244,7 @@ class RobotActions:
         return 4 * (self.num_cameras - 1)
 
     def tokens_of(self, action: str) -> tuple[int, ...]:
-        """Return what stands between two frames, then within one.
-
-        Numbers beyond the ranges count as their ends.
-        """
+        """Return what stands between two frames, then within one; numbers are clipped."""
         lowest, highest = np.array(_LOWEST), np.array(_HIGHEST)
         numbers = _STILL if action == "none" else parse_call(action, "move", len(_STILL))
         if numbers is None:

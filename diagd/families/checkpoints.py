@@ -159,11 +159,8 @@ def _read_released(path: Path, config: Path | None) -> Checkpoint:
     for family in table.FAMILIES:
         is_one = any(name in source.tensors for name in family.signature) and family.fits(source)
         if is_one and family.convert:
-            try:
+            with errors_about(f"{file}: {family.name} checkpoint", _MISFITS):
                 model_config, weights = family.convert(source)
-            except _MISFITS as error:
-                reason = f"no {error} in it" if isinstance(error, KeyError) else str(error)
-                raise ValueError(f"{file}: {family.name} checkpoint: {reason}") from None
             return Checkpoint(family, file, model_config, weights, source)
     shown = ", ".join(list(source.tensors)[:3]) or "no tensors at all"
     raise ValueError(f"{file}: no checkpoint of {known}: it holds {shown}")
@@ -182,7 +179,6 @@ def _read_source(path: Path, config: Path | None) -> Source:
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
-    """Read the files among which an index of transformers says that the tensors are."""
     files = read_json_object(index).get("weight_map")
     names = set(files.values()) if isinstance(files, dict) and files else {None}
     if not all(isinstance(name, str) and Path(name).name == name for name in names):
@@ -195,10 +191,9 @@ def _read_fields(path: Path) -> dict[str, Any]:
     """Read a JSON or YAML config file; tags that would build objects are refused."""
     if path.suffix == ".json":
         return read_json_object(path)
-    try:
+    damage = ValueError, RecursionError, yaml.YAMLError  # also: too long a number, too deep
+    with errors_about(f"{path}: not valid YAML", damage):
         values = yaml.safe_load(require_file(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, yaml.YAMLError) as error:  # too long a number, too deep
-        raise ValueError(f"{path}: not valid YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a YAML object, got {type(values).__name__}")
     return values
@@ -239,9 +234,8 @@ def empty_model(found: Checkpoint) -> Transformer:
 def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> VideoTokenizer:
     """Load the tokenizer of a folder, on the CPU.
 
-    A folder with the TorchScript files of a family is that family's; allow them, as they run code,
-    only when the user has named this very folder. In any other one config.json has the `kind` that
-    a family knows, or `"_class_name": "VQModel"` of diffusers.
+    Allow TorchScript, which runs code, only when the user has named this very folder. In others
+    config.json has the `kind` that a family knows, or `"_class_name": "VQModel"` of diffusers.
     """
     folder = require_folder(folder, "tokenizer folder")
     formats = [family.tokenizer_folder for family in table.FAMILIES if family.tokenizer_folder]
@@ -267,11 +261,7 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
 
 
 def load_text(found: Checkpoint) -> TextPrompts | None:
-    """Load what turns a text into a prompt; None for a model that does not begin with one.
-
-    Raises:
-        ValueError, FileNotFoundError: its files are missing or do not fit the model.
-    """
+    """Load what turns a text into a prompt; None for a model that does not begin with one."""
     if (folder := _text_folder(found)) is None:
         return None
     config = folder / CONFIG_FILE
@@ -280,11 +270,8 @@ def load_text(found: Checkpoint) -> TextPrompts | None:
     if kind not in forms:
         raise ValueError(f"{config}: expected model_type {', '.join(forms)}, got {kind!r}")
     require_file(folder / "tokenizer.json", "text tokenizer")
-    try:
+    with errors_about(f"{folder}: no text tokenizer of {kind}", (*_MISFITS, OSError)):
         return forms[kind].load(folder, found)
-    except (*_MISFITS, OSError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{folder}: no text tokenizer of {kind}: {reason}") from None
 
 
 def save_text(found: Checkpoint, target: Path) -> bool:

@@ -31,6 +31,7 @@ ATARI = (
 _BLOCK, _THEIRS = "model.layers.{i}.", "transformer.blocks.{i}."
 _EMBEDDING, _POSITIONS = "embedder.embedding_tables.{}.weight", "pos_emb.weight"
 _HEAD = "head_observations."
+_ATTENTION = ("q", "query"), ("k", "key"), ("v", "value"), ("o", "proj")
 _MODULES = {
     "model.embed_tokens": "embeddings",
     "model.embed_positions": "pos_emb",
@@ -39,10 +40,7 @@ _MODULES = {
     "lm_head": f"{_HEAD}head_module.2",
     _BLOCK + "input_layernorm": _THEIRS + "ln1",
     _BLOCK + "post_attention_layernorm": _THEIRS + "ln2",
-    _BLOCK + "self_attn.q_proj": _THEIRS + "attn.query",
-    _BLOCK + "self_attn.k_proj": _THEIRS + "attn.key",
-    _BLOCK + "self_attn.v_proj": _THEIRS + "attn.value",
-    _BLOCK + "self_attn.o_proj": _THEIRS + "attn.proj",
+    **{_BLOCK + f"self_attn.{ours}_proj": _THEIRS + f"attn.{name}" for ours, name in _ATTENTION},
     _BLOCK + "mlp.up_proj": _THEIRS + "mlp.0",
     _BLOCK + "mlp.down_proj": _THEIRS + "mlp.2",
 }

@@ -79,7 +79,6 @@ def _code_embeddings(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def _tokenizer(found: Checkpoint) -> VQTokenizer:
-    """Read the VQ-GAN of the checkpoint, whose codes are compared by direction, as LlamaGen's."""
     tensors = tensors_under("model.vqmodel.", rename_by(_RENAMED, found.source.tensors))
     return read_vqgan(tensors, found.path, by_direction=True)
 

@@ -108,15 +108,16 @@ class LlamaGenPrompts(TextPrompts):
     """A text's states, projected, a vector a token; the encoder is loaded for each new text."""
 
     def __init__(self, folder: Path, found: Checkpoint) -> None:
-        self.folder, self.tensors = folder, found.source.tensors
         self.first, self.places = found.config.vocab_size, found.config.prefix_length
-        size, given = self.tensors[_NO_TEXT].shape[1], read_json_object(folder / "config.json")
-        if given.get("d_model") != size:
-            raise ValueError(f"expected d_model {size}, got {given.get('d_model')}")
-        self._read = lru_cache(maxsize=1024)(self._encode)  # `evaluate` asks several times
-
-    def _encode(self, text: str) -> Tensor:
-        return _project(self.tensors, text_states(text, self.folder, self.places))
+        tensors, given = (
+            found.source.tensors,
+            read_json_object(folder / "config.json").get("d_model"),
+        )
+        if given != (size := tensors[_NO_TEXT].shape[1]):
+            raise ValueError(f"expected d_model {size}, got {given}")
+        self._read = lru_cache(1024)(  # `evaluate` asks several times
+            lambda text: _project(tensors, text_states(text, folder, self.places))
+        )
 
     def __call__(self, text: str) -> TextIds:
         vectors = self._read(" ".join(text.lower().split()))

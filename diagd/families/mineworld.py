@@ -131,19 +131,14 @@ def _parse(action: str) -> tuple[set[str], float, float]:
         if word in SEEN_BUTTONS:
             pressed.add(word)
         elif word != "none":
-            turn = LOOKS.get(word) or _camera_turn(word)
+            turn = LOOKS.get(word) or parse_call(word, "camera", 2)
+            if turn is None and word.startswith("camera"):
+                raise ValueError(f"expected camera(PITCH,YAW) in degrees, got {word!r}")
+            if turn is None:
+                known = ", ".join((*MinecraftActions.names, "camera(PITCH,YAW)"))
+                raise ValueError(f"unknown action {word!r}, expected words joined by + of: {known}")
             pitch, yaw = pitch + turn[0], yaw + turn[1]
     return pressed, pitch, yaw
-
-
-def _camera_turn(word: str) -> tuple[float, ...]:
-    if not word.startswith("camera"):
-        known = ", ".join((*MinecraftActions.names, "camera(PITCH,YAW)"))
-        raise ValueError(f"unknown action {word!r}, expected words joined by + of: {known}")
-    turn = parse_call(word, "camera", 2)
-    if turn is None:
-        raise ValueError(f"expected camera(PITCH,YAW) in degrees, got {word!r}")
-    return turn
 
 
 def _words(pressed: Iterable[str], pitch: float, yaw: float) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from diagd.data.video import resize, stretch
-from diagd.files import read_json_object, write_json
+from diagd.files import errors_about, read_json_object, write_json
 from diagd.weight_files import assign_weights, check_fit, read_tensors, write_weights
 
 PixelRounding = Literal["nearest", "down"]
@@ -258,11 +258,9 @@ def load_vq_model(
             f"got {repr(layers)[:20]}"
         )
     vq_model = vq_model_class()
-    try:
-        with torch.device("meta"):
-            model: Any = vq_model.from_config(config)
-    except (TypeError, ValueError, RuntimeError, ZeroDivisionError, OverflowError) as error:
-        raise ValueError(f"{path} describes no VQModel: {str(error).splitlines()[0]}") from None
+    misfits = TypeError, ValueError, RuntimeError, ArithmeticError
+    with errors_about(f"{path} describes no VQModel", misfits), torch.device("meta"):
+        model: Any = vq_model.from_config(config)
     check_fit(model, weights, where)
     own = {name: value.clone() for name, value in weights.items()}  # the file may change
     assign_weights(model, own, where)
@@ -270,10 +268,7 @@ def load_vq_model(
 
 
 def vq_model_class() -> Any:
-    """Import diffusers' VQModel alone: its packages would import the models beside it, for seconds.
-
-    It still takes some, and whoever only loads a model needs none.
-    """
+    """Import diffusers' VQModel alone: its packages would import other models, for seconds."""
     collecting = gc.isenabled()
     gc.disable()  # nothing of a module is garbage, and to look for some takes a quarter of the time
     try:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
+from diagd.files import errors_about
 from diagd.tokenizers.vq import VQTokenizer, load_vq_model
 from diagd.weight_files import rename_by
 
@@ -53,13 +54,11 @@ def read_vqgan(
         turned = [(block, lambda at: f"{at[1]}.{count - 1 - int(at[2])}")]
         weights = rename_by(turned, weights)
     first = "encoder.down_blocks.0.resnets."
-    try:
+    with errors_about(f"{where}: no VQ-GAN", KeyError):
         codes = weights["quantize.embedding.weight"].float()
         block = "encoder.down_blocks.{}.resnets.0.conv1.weight"
         channels = [len(weights[block.format(i)]) for i in range(count)]
         latent_channels = len(weights["encoder.conv_out.weight"])
-    except KeyError as error:
-        raise ValueError(f"{where}: no VQ-GAN: no {error} in it") from None
     if by_direction:  # the nearest direction is the nearest code, for codes of one length
         weights["quantize.embedding.weight"] = functional.normalize(codes, dim=-1)
     attend = [

@@ -31,6 +31,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from diagd.data.actions import action_in
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Checkpoint, Family, RecordingFormat, Source, TokenizerFolder
 from diagd.families.presets import WHAM as PRESETS
@@ -42,12 +43,10 @@ from diagd.weight_files import Record, tensors_under
 
 NUM_BUTTONS, NUM_STICKS, NUM_BINS = 12, 4, 11
 NEUTRAL = NUM_BINS // 2
-_NUM_VALUES = (2,) * NUM_BUTTONS + (NUM_BINS,) * NUM_STICKS  # of each token of an action
-FIRST_IDS = tuple(itertools.accumulate(_NUM_VALUES[:-1], initial=0))  # local id of the value 0
-
-_BUTTON_PLACES = {f"button{place + 1}": place for place in range(NUM_BUTTONS)}
-_STICK_PLACES = {f"stick{place + 1}": NUM_BUTTONS + place for place in range(NUM_STICKS)}
-_NAMES = (*_BUTTON_PLACES, *_STICK_PLACES)
+_REST = {f"button{number + 1}": 0 for number in range(NUM_BUTTONS)}
+_REST |= {f"stick{number + 1}": NEUTRAL for number in range(NUM_STICKS)}
+_COUNTS = (2,) * NUM_BUTTONS + (NUM_BINS,) * NUM_STICKS  # values of each token of an action
+FIRST_IDS = tuple(itertools.accumulate(_COUNTS[:-1], initial=0))  # local id of the value 0
 _BINS = {str(number): number for number in range(NUM_BINS)} | {"min": 0, "max": NUM_BINS - 1}
 
 
@@ -60,37 +59,36 @@ class WHAMActions:
     """
 
     names = (
-        *("none", *_BUTTON_PLACES),
-        *(f"{stick}={end}" for stick in _STICK_PLACES for end in ("min", "max")),
+        *("none", *(name for name in _REST if name.startswith("button"))),
+        *(f"{name}={end}" for name in _REST if name.startswith("stick") for end in ("min", "max")),
     )
     num_tokens = NUM_BUTTONS + NUM_STICKS
-    num_ids = sum(_NUM_VALUES)
+    num_ids = sum(_COUNTS)
     combines = True
 
     def tokens_of(self, action: str) -> tuple[int, ...]:
         """Return the local ids: one a button, then one a stick axis."""
-        values = [0] * NUM_BUTTONS + [NEUTRAL] * NUM_STICKS
+        values = dict(_REST)
         for word in (part.strip() for part in action.split("+")):
-            stick, _, bin_name = word.partition("=")
-            if word in _BUTTON_PLACES:
-                values[_BUTTON_PLACES[word]] = 1
-            elif stick in _STICK_PLACES and bin_name in _BINS:
-                values[_STICK_PLACES[stick]] += _BINS[bin_name] - NEUTRAL
+            name, _, bin_name = word.partition("=")
+            if word.startswith("button") and word in values:
+                values[word] = 1
+            elif name.startswith("stick") and name in values and bin_name in _BINS:
+                values[name] += _BINS[bin_name] - NEUTRAL
             elif word != "none":
                 raise ValueError(
                     f"unknown action {word!r}, expected words joined by + of: none, "
                     f"button1 to button{NUM_BUTTONS}, stick1=BIN to stick{NUM_STICKS}=BIN "
                     f"with BIN 0 to {NUM_BINS - 1}, min or max"
                 )
-        limits = zip(FIRST_IDS, values, _NUM_VALUES, strict=True)
+        limits = zip(FIRST_IDS, values.values(), _COUNTS, strict=True)
         return tuple(first + min(max(value, 0), count - 1) for first, value, count in limits)
 
     def action_of(self, record: dict[str, Any]) -> str:
         """Read `{"action": WORDS or a row of numbers}` or `{"buttons": [...], "sticks": [...]}`."""
         action, buttons, sticks = (record.get(name) for name in ("action", "buttons", "sticks"))
         if isinstance(action, str):
-            self.tokens_of(action)
-            return action
+            return action_in(record, self, "WORDS")
         if isinstance(buttons, list) and isinstance(sticks, list):
             if (len(buttons), len(sticks)) != (NUM_BUTTONS, NUM_STICKS):
                 raise ValueError(
@@ -112,22 +110,23 @@ def actions_of_rows(rows: ArrayLike) -> list[str]:
     width = WHAMActions.num_tokens
     if values.ndim != 2 or values.shape[1] != width or values.dtype.kind not in "biuf":
         raise ValueError(f"actions must be (T, {width}) numbers, got {values.dtype} {values.shape}")
-    counts = np.asarray(_NUM_VALUES)
+    counts = np.asarray(_COUNTS)
     wrong = np.argwhere(~((values >= 0) & (values < counts) & (values == np.floor(values))))
     if len(wrong):
         row, place = wrong[0]
         raise ValueError(
-            f"action {row}: {_NAMES[place]} must be a whole number from 0 to {counts[place] - 1}, "
-            f"got {values[row, place]}"
+            f"action {row}: {list(_REST)[place]} must be a whole number from 0 to "
+            f"{counts[place] - 1}, got {values[row, place]}"
         )
     return [_words(row) for row in values.astype(np.int64).tolist()]
 
 
 def _words(values: Sequence[int]) -> str:
-    buttons = [name for name, place in _BUTTON_PLACES.items() if values[place]]
-    bins = {name: values[place] for name, place in _STICK_PLACES.items()}
-    sticks = [f"{name}={number}" for name, number in bins.items() if number != NEUTRAL]
-    return "+".join(buttons + sticks) or "none"
+    words = []
+    for (name, rest), value in zip(_REST.items(), values, strict=True):
+        if value != rest:
+            words.append(f"{name}={value}" if rest else name)
+    return "+".join(words) or "none"
 
 
 _GPT = "predictor.gpt_model."
@@ -219,20 +218,16 @@ def _tokenizer(found: Checkpoint) -> tokenizer.WHAMTokenizer:
     )
 
 
+_DEFAULTS = GenerationDefaults(
+    fps=10, num_frames=10, temperature=0.9, top_p=None, exclusive_top_p=True, first_id=1
+)
+
+
 def _defaults(found: Checkpoint) -> GenerationDefaults:
     """In WHAM's own loop a full context drops its oldest frame before each new one."""
     # a frame that does not fit is refused where it is asked for
     held = max(1, found.config.frames_held - 1)
-    return GenerationDefaults(
-        fps=float(NPZ_FPS),
-        context_frames=held,
-        num_frames=10,
-        temperature=0.9,
-        top_p=None,
-        exclusive_top_p=True,
-        keep_frames=held,
-        first_id=1,
-    )
+    return replace(_DEFAULTS, context_frames=held, keep_frames=held)
 
 
 def npz_length(path: Path) -> tuple[int, Fraction]:
@@ -298,12 +293,10 @@ def _open_array(path: Path, name: str) -> Iterator[StoredArray]:
 
 def _read_header(file: IO[bytes], where: str) -> StoredArray:
     npy = np.lib.format
-    try:
+    with errors_about(f"{where} is no npy array (corrupt or truncated)"):
         is_short = npy.read_magic(file) == (1, 0)
         read = npy.read_array_header_1_0 if is_short else npy.read_array_header_2_0
         shape, column_major, dtype = read(file)
-    except ValueError:
-        raise ValueError(f"{where} is no npy array (corrupt or truncated)") from None
     if dtype.hasobject:
         raise ValueError(f"{where} holds Python objects, which are never unpickled")
     if column_major and len(shape) > 1:

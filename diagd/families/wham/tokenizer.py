@@ -69,8 +69,7 @@ class ViTVQGANConfig:
             )
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of tokens."""
+    def grid(self) -> tuple[int, int]:  # rows and columns of tokens
         return -(-self.height_px // self.patch_size), -(-self.width_px // self.patch_size)
 
 
