@@ -83,12 +83,8 @@ def _build(
 
     Those of `visual` and `actions` have columns in the logits; others are `fed` alone.
     """
-    usual = {"num_attention_heads": _7B.num_heads, "rms_norm_eps": _7B.norm_eps}
-    side: Mapping[str, Any] = usual | dict(source.side)
-    if side.get("swin_norm"):
+    if source.side.get("swin_norm"):
         raise ValueError("swin_norm must be false: a block of the 30B model is not known here")
-    if side["rms_norm_eps"] != _7B.norm_eps:  # else the norms of heads would differ
-        raise ValueError(f"rms_norm_eps must be {_7B.norm_eps}, got {side['rms_norm_eps']}")
     weights = {
         name: tensor.flatten() if "_norm." in name else tensor
         for name, tensor in source.tensors.items()
@@ -97,14 +93,10 @@ def _build(
     table, predicted = weights[_EMBEDDING], torch.tensor([*visual, *actions])
     weights[_HEAD] = weights.get(_HEAD, table)[predicted]  # tied, it is the table
     weights[_EMBEDDING] = torch.cat([table[predicted], table[torch.tensor(fed)]])
-    config = ModelConfig(
-        **llama_fields(weights, side),
-        **fields,
-        image_vocab_size=len(visual),
-        max_positions=int(side.get("max_position_embeddings", _7B.max_positions)),
-        qk_norm=True,
-        head_norm=True,
-    )
+    fields |= llama_fields(weights, source.side, _7B)
+    if fields["norm_eps"] != _7B.norm_eps:  # else the norms of heads would differ
+        raise ValueError(f"rms_norm_eps must be {_7B.norm_eps}, got {fields['norm_eps']}")
+    config = ModelConfig(**fields, image_vocab_size=len(visual), qk_norm=True, head_norm=True)
     return config, weights
 
 

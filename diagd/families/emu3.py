@@ -62,9 +62,8 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     head = named.get(_HEAD, embedding)  # tied, it is the embedding
     weights = {**named, _EMBEDDING: embedding[order], _HEAD: head[order[:num_codes]]}
     config = ModelConfig(
-        **llama_fields(weights, text),
+        **llama_fields(weights, text, PRESETS["emu3"]),
         image_vocab_size=num_codes,
-        max_positions=text["max_position_embeddings"],
         grid_height=int(side.get("grid_height", _SIDE)),
         grid_width=int(side.get("grid_width", _SIDE)) + 1,
         prefix_length=1,

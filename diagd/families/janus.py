@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from diagd.families.defaults import image_defaults
 from diagd.families.family import Checkpoint, Family, Source, TextFolder
+from diagd.families.presets import JANUS as PRESETS
 from diagd.families.weights import count_layers, llama_fields
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import TextIds, TextPrompts, ids_of, read_words
@@ -43,8 +44,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     text = side.get("text_config") or side.get("language_config")
     if not text:
         raise ValueError("expected a config.json beside it that has text_config")
-    defaults = {"num_attention_heads": 32, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
-    text = defaults | text  # a config omits what is as transformers has it
+    text = {"max_position_embeddings": 2048} | text  # a config omits what is as transformers has it
     if (activation := (side.get("vq_config") or {}).get("hidden_act", "gelu")) != "gelu":
         raise ValueError(f"hidden_act of vq_config must be gelu, got {activation!r}")
     language = tensors_under("model.language_model.", tensors)
@@ -57,9 +57,8 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     vision = side.get("vision_config") or {}
     num_rows = int(vision.get("image_size", 384)) // int(vision.get("patch_size", 16))
     config = ModelConfig(
-        **llama_fields(weights, text),
+        **llama_fields(weights, text, PRESETS["janus-pro-7b"]),
         image_vocab_size=len(codes),
-        max_positions=int(text["max_position_embeddings"]),
         grid_height=num_rows,
         grid_width=num_rows,
     )

@@ -109,10 +109,8 @@ class LlamaGenPrompts(TextPrompts):
 
     def __init__(self, folder: Path, found: Checkpoint) -> None:
         self.first, self.places = found.config.vocab_size, found.config.prefix_length
-        tensors, given = (
-            found.source.tensors,
-            read_json_object(folder / "config.json").get("d_model"),
-        )
+        tensors = found.source.tensors
+        given = read_json_object(folder / "config.json").get("d_model")
         if given != (size := tensors[_NO_TEXT].shape[1]):
             raise ValueError(f"expected d_model {size}, got {given}")
         self._read = lru_cache(1024)(  # `evaluate` asks several times
@@ -133,12 +131,7 @@ def _tokenizer(found: Checkpoint) -> VQTokenizer:
             f"{found.path}: expected its tokenizer, such as vq_ds16_{kind}.pt, beside it "
             f"(or a folder with --tokenizer), got {len(files)} files vq_ds16_{kind}*.pt"
         )
-    return llamagen_tokenizer(files[0])
-
-
-def llamagen_tokenizer(path: Path) -> VQTokenizer:
-    """Load a tokenizer file of LlamaGen: a VQ-GAN whose codes have length 1."""
-    return read_vqgan(read_tensors(path), path, by_direction=True)
+    return read_vqgan(read_tensors(files[0]), files[0], by_direction=True)
 
 
 LLAMAGEN = Family(

@@ -203,16 +203,14 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     side = _yaml_section(source.side, "transformer_config") or source.side  # or LlamaConfig's
     released, ours = PRESETS["mc-ar-300m"], MinecraftActions
     num_queries = len(weights["model.layers.0.self_attn.q_proj.weight"])
-    usual = {"num_attention_heads": max(num_queries // released.head_dim, 1)}
-    side = usual | {"rms_norm_eps": released.norm_eps} | dict(side)
     height = side.get("grid_height", released.grid_height)
     width = side.get("grid_width", released.grid_width)
     actions = side.get("num_action_tokens", ours.num_tokens)
-    num_positions = released.frames_held * (height * width + actions)
+    usual = {"num_attention_heads": max(num_queries // released.head_dim, 1)}
+    usual |= {"max_position_embeddings": released.frames_held * (height * width + actions)}
     config = ModelConfig(
-        **llama_fields(weights, side),
+        **llama_fields(weights, usual | dict(side), released),
         image_vocab_size=int(side.get("image_vocab_size", len(weights[_EMBEDDING]) - ours.num_ids)),
-        max_positions=int(side.get("max_position_embeddings", num_positions)),
         grid_height=height,
         grid_width=width,
         num_action_tokens=actions,

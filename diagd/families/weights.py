@@ -77,11 +77,10 @@ def sizes_of(weights: Mapping[str, Tensor], num_heads: int) -> dict[str, Any]:
     }
 
 
-def llama_fields(weights: Mapping[str, Tensor], side: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields of a `ModelConfig` from weights and a config of transformers.
-
-    The config has `num_attention_heads` and `rms_norm_eps` in any case.
-    """
+def llama_fields(
+    weights: Mapping[str, Tensor], side: Mapping[str, Any], usual: ModelConfig
+) -> dict[str, Any]:
+    """Return fields of a `ModelConfig` from weights and a config, which may leave out the usual."""
     if (activation := side.get("hidden_act", "silu")) != "silu":
         raise ValueError(f"hidden_act must be silu, got {activation!r}")
     # the base of the rotary angles, which transformers has written in three places
@@ -89,8 +88,9 @@ def llama_fields(weights: Mapping[str, Tensor], side: Mapping[str, Any]) -> dict
     for name in ("rope_type", "type"):
         if rope.get(name, "default") != "default":
             raise ValueError(f"{name} must be default, got {rope[name]!r}")
-    return sizes_of(weights, int(side["num_attention_heads"])) | {
-        "norm_eps": float(side["rms_norm_eps"]),
+    return sizes_of(weights, int(side.get("num_attention_heads", usual.num_heads))) | {
+        "max_positions": int(side.get("max_position_embeddings", usual.max_positions)),
+        "norm_eps": float(side.get("rms_norm_eps", usual.norm_eps)),
         "rope_theta": float(rope.get("rope_theta", side.get("rope_theta", ModelConfig.rope_theta))),
         "bias": bool(side.get("attention_bias", False)),
     }

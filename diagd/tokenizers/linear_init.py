@@ -97,10 +97,8 @@ def linear_tokenizer_model(
         deviations = variances[-size:].flip(0).clamp(min=0).sqrt() / scale
         model.decoder.conv_in.weight.div_(LATENT_SCALE)
         zeros, scaled = torch.zeros(size), identity * LATENT_SCALE
-        encode = (project, -project @ mean), (scaled, zeros)
-        decode = (identity / LATENT_SCALE, zeros), (compose, mean)
-        _make_linear(model.encoder, deviations, *encode)
-        _make_linear(model.decoder, deviations, *decode)
+        _make_linear(model.encoder, deviations, (project, -project @ mean), (scaled, zeros))
+        _make_linear(model.decoder, deviations, (identity / LATENT_SCALE, zeros), (compose, mean))
         some = patches[torch.randperm(len(patches), generator=generator)[:MAX_PATCHES]]
         vectors = (some - mean) @ project.T * LATENT_SCALE
         model.quantize.embedding.weight.copy_(k_means(vectors, codes, generator))

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from diagd.families.llamagen import llamagen_tokenizer
 from diagd.tokenizers.vq import VQTokenizer
+from diagd.tokenizers.vqgan import read_vqgan
+from diagd.weight_files import read_tensors
 from tests.families.llamagen.plain import PlainTokenizer, Tensors, random_tokenizer
 from tests.worlds import smooth_frames
 
@@ -23,6 +24,10 @@ def released(weights, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("vq") / "vq_ds16_c2i.pt"
     torch.save({"model": weights}, path)
     return path
+
+
+def llamagen_tokenizer(path: Path) -> VQTokenizer:
+    return read_vqgan(read_tensors(path), path, by_direction=True)
 
 
 def test_ids_are_those_of_the_plain_model(released, weights):
