@@ -22,7 +22,7 @@ from diagd.data.video import read_video, resize, write_image, write_video
 from diagd.decoding.sampling import SamplingOptions
 from diagd.families.checkpoints import find_model, load_model, save_model
 from diagd.families.clip_files import ClipFile
-from diagd.families.cosmos import CosmosTokenizer, fit_frames
+from diagd.families.cosmos import CosmosTokenizer
 from diagd.families.defaults import GenerationDefaults, visual_ranges
 from diagd.families.wham.family import WHAMActions
 from diagd.families.wham.tokenizer import ViTVQGAN, ViTVQGANConfig, WHAMTokenizer
@@ -218,7 +218,7 @@ def test_cosmos_sees_a_picture_fitted_as_its_makers_fit_it(tmp_path):
     picture = rectangles(1, size=(45, 81))
     write_image(tmp_path / "photo.png", picture[0])
     start = world.read_prompt(tmp_path / "photo.png", context_frames=1)
-    assert start.frames.equal(fit_frames(picture, 32, 48))
+    assert start.frames.equal(CosmosTokenizer(None, None).fit_frames(picture, 32, 48))
     assert not start.frames.equal(resize(picture, 32, 48))
 
 
@@ -244,7 +244,7 @@ def test_a_text_leads_the_dream(command, tmp_path):
     write_video(tmp_path / "clip.mp4", smooth_frames(9, 32, 48), fps=25)
     world = write_cosmos(tmp_path, **TEXT)
     encoder = write_t5(tmp_path / "t5")
-    states = encode_text("a red door", encoder, num_places=512)
+    states = encode_text("a red door", encoder)
     assert states.shape == (1, 512, 16)
     assert states[0, :3].abs().sum() > 0
     assert states[0, 3:].abs().sum() == 0

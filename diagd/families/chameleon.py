@@ -126,8 +126,8 @@ def _visual_ids(vocabulary: Mapping[str, int], has_row_ends: bool) -> list[int]:
     return [*(ids[code] for code in range(len(ids))), *row_end]
 
 
-def _said(words: Any, text: str, known: Mapping[str, int]) -> list[int]:
-    ids = [words.bos_token_id, *words(text, add_special_tokens=False).input_ids]
+def _said(words: Any, text: str, known: Mapping[str, int], ends: Sequence[int] = ()) -> list[int]:
+    ids = [words.bos_token_id, *words(text, add_special_tokens=False).input_ids, *ends]
     check_known(words, ids, known)
     return ids
 
@@ -166,10 +166,9 @@ class ChameleonPrompts(TextPrompts):
         self.takes_pictures = not turn_end  # Lumina-mGPT's stand elsewhere
 
     def __call__(self, text: str) -> TextIds:
-        said = _said(self.words, self.sentence.format(text), self.known)
         ends = [*self.turn_end, *self.start]
-        check_known(self.words, ends, self.known)
-        rows = torch.tensor([[*said, *ends]]), torch.tensor([[*self.before, *self.start]])
+        prompt = _said(self.words, self.sentence.format(text), self.known, ends)
+        rows = torch.tensor([prompt]), torch.tensor([[*self.before, *self.start]])
         return TextIds(self.first + rows[0], self.first + rows[1])
 
     def with_pictures(self, pictures: Tensor, text: str) -> TextIds:
@@ -287,10 +286,6 @@ def _convert_robot(
     return replace(config, max_positions=max(config.max_positions, taken)), weights
 
 
-def _is_one(source: Source) -> bool:
-    return any(str(name).startswith(_CLASS) for name in source.side.get("architectures") or [])
-
-
 _ROBOT_DEFAULTS = GenerationDefaults(
     fps=20, context_frames=1, temperature=0.0, top_p=None, remember=2, keep_frames=1, row_ends=True
 )
@@ -299,7 +294,7 @@ WORLDVLA = Family(
     licence="code: Apache-2.0; weights: Chameleon Research License: research only",
     signature=_SIGNATURE,
     convert=partial(_convert_robot, codec=RobotActions(), sentence=SENTENCE),
-    fits=_is_one,
+    fits=lambda source: _CLASS in str(source.side.get("architectures")),
     tokenizer=_tokenizer,
     actions=RobotActions(),
     defaults=lambda found: _ROBOT_DEFAULTS,

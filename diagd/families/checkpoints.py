@@ -48,7 +48,6 @@ CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE = "tokenizer", "actions.json", "generation.json"
 TEXT_FOLDER = "text"
 _TEXT_FILES = {".json", ".jinja", ".model", ".txt"}  # suffixes of what a text tokenizer consists of
-_SIDE_FILES = (CONFIG_FILE, "config.yaml", "config.yml")
 # Raised where tensors and configs have other shapes and types than a family's.
 _MISFITS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError
 
@@ -167,9 +166,9 @@ def _read_released(path: Path, config: Path | None) -> Checkpoint:
 
 
 def _read_source(path: Path, config: Path | None) -> Source:
-    beside = (path.with_name(name) for name in _SIDE_FILES)
-    side = config or next((file for file in beside if file.is_file()), None)
-    fields = {} if side is None else _read_fields(side)
+    beside = (path.with_name(name) for name in (CONFIG_FILE, "config.yaml", "config.yml"))
+    side = config or next(filter(Path.is_file, beside), None)
+    fields = _read_fields(side) if side else {}
     if path.suffix in (".safetensors", ".json"):
         tensors = read_weights(path) if path.suffix == ".safetensors" else _read_shards(path)
         return Source(tensors, side=fields, path=path)

@@ -1,8 +1,5 @@
 """Clips to evaluate on: folders of videos, videos with action files, recordings of a family.
 
-for clip_file in find_clips(Path("heldout"), codec=world.vocabulary).values():
-    clip = clip_file.read(num_frames=16, size_px=world.frame_size_px)
-
 A `ClipFile` is only a reference (small, picklable); `read` decodes what is asked for and no more.
 """
 

@@ -30,7 +30,7 @@ LEVELS = (8, 8, 8, 5, 5, 5)  # of the tokenizer's codes
 TEMPORAL_COMPRESSION = 8  # frames a grid after the first
 WINDOW = 33  # frames
 WINDOW_GRIDS = 1 + (WINDOW - 1) // TEMPORAL_COMPRESSION
-ENCODER_NAME, DECODER_NAME = "encoder.jit", "decoder.jit"
+SCRIPTS = ("encoder.jit", "decoder.jit")
 _4B, _12B = PRESETS["cosmos-4b"], PRESETS["cosmos-12b"]
 _BLOCK = "model.layers.{i}."
 _ATTENTION = {f"{letter}_proj": f"w{letter}" for letter in "qkvo"}
@@ -99,17 +99,6 @@ def codes_to_indices(codes: Tensor) -> Tensor:
     return ids
 
 
-def fit_frames(frames: Tensor, height_px: int, width_px: int) -> Tensor:
-    """Scale frames until they cover a size, and crop the centre, as Cosmos does, but rounded."""
-    full_height, full_width = frames.shape[1:3]
-    scale = max(width_px / full_width, height_px / full_height)
-    size = math.ceil(scale * full_height), math.ceil(scale * full_width)
-    top, left = round((size[0] - height_px) / 2), round((size[1] - width_px) / 2)
-    rows, columns = slice(top, top + height_px), slice(left, left + width_px)
-    chunks = frames.split(vq.BATCH_SIZE)
-    return torch.cat([stretch(chunk, *size)[:, rows, columns] for chunk in chunks])
-
-
 class CosmosTokenizer(vq.VideoTokenizer):
     """A causal video tokenizer: 16 x 16 pixels a token, 8 frames a grid after the first.
 
@@ -130,8 +119,7 @@ class CosmosTokenizer(vq.VideoTokenizer):
     @classmethod
     def from_jit(cls, folder: Path) -> Self:
         """Load the released files, which EXECUTES code in them: load what you trust."""
-        names = ENCODER_NAME, DECODER_NAME
-        return cls(*(load_torchscript(folder / name) for name in names)).to("cpu")
+        return cls(*(load_torchscript(folder / name) for name in SCRIPTS)).to("cpu")
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
         self.device = torch.device(device)
@@ -142,7 +130,14 @@ class CosmosTokenizer(vq.VideoTokenizer):
         return self
 
     def fit_frames(self, frames: Tensor, height_px: int, width_px: int) -> Tensor:
-        return fit_frames(frames, height_px, width_px)
+        """Scale frames until they cover a size, and crop the centre, as Cosmos, but rounded."""
+        full_height, full_width = frames.shape[1:3]
+        scale = max(width_px / full_width, height_px / full_height)
+        size = math.ceil(scale * full_height), math.ceil(scale * full_width)
+        top, left = round((size[0] - height_px) / 2), round((size[1] - width_px) / 2)
+        rows, columns = slice(top, top + height_px), slice(left, left + width_px)
+        chunks = frames.split(vq.BATCH_SIZE)
+        return torch.cat([stretch(chunk, *size)[:, rows, columns] for chunk in chunks])
 
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:
@@ -203,8 +198,6 @@ COSMOS = Family(
     config_fields=frozenset({"dim", "n_layers"}),
     signature=(_EMBEDDING, "model." + _EMBEDDING),
     convert=_convert,
-    tokenizer_folder=TokenizerFolder(
-        CosmosTokenizer.from_jit, torchscript=(ENCODER_NAME, DECODER_NAME)
-    ),
+    tokenizer_folder=TokenizerFolder(CosmosTokenizer.from_jit, torchscript=SCRIPTS),
     defaults=_defaults,
 )

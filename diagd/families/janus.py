@@ -35,7 +35,6 @@ _RENAMED = (
     (r"^gen_head\.output_mlp_projector\.", "model.generation_head.proj_out."),
     (r"^gen_head\.", "model.generation_head."),
 )
-_HEAD = {"proj_out": "head_proj", "vision_head": "lm_head"}
 _EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -51,9 +50,8 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     weights = {f"model.{name}": tensor for name, tensor in language.items()}
     table, codes = weights[_EMBEDDING], _code_embeddings(tensors)
     weights[_EMBEDDING] = torch.cat([codes.to(table.dtype), table])
-    for name, tensor in tensors_under("model.generation_head.", tensors).items():
-        module, _, kind = name.partition(".")
-        weights[f"{_HEAD.get(module, module)}.{kind}"] = tensor
+    head = (r"^proj_out\.", "head_proj."), (r"^vision_head\.", "lm_head.")
+    weights |= rename_by(head, tensors_under("model.generation_head.", tensors))
     vision = side.get("vision_config") or {}
     num_rows = int(vision.get("image_size", 384)) // int(vision.get("patch_size", 16))
     config = ModelConfig(

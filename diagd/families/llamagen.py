@@ -33,6 +33,7 @@ from diagd.weight_files import read_tensors
 _EMBEDDING, _HEAD = "tok_embeddings.weight", "output.weight"
 _CLASSES, _NO_TEXT = "cls_embedding.embedding_table.weight", "cls_embedding.uncond_embedding"
 _LAYERS = tuple(f"cls_embedding.cap_proj.fc{i}.weight" for i in (1, 2))
+_LEFT_OUT = r"^freqs_cis$|^cls_embedding\.(embedding_table|uncond_embedding|cap_proj\.fc.\.weight)"
 _MODULES = META_NAMES | {
     f"model.layers.{{i}}.self_attn.{x}_proj": f"layers.{{i}}.attention.{x}" for x in "qkv"
 }
@@ -57,17 +58,14 @@ class ImageNetClasses(ActionVocabulary):
 
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     tensors, side = dict(source.tensors), source.side
-    tensors.pop("freqs_cis", None)  # computed anew
     codes, places = tensors[_EMBEDDING], 0
     # what stands before an image has ids behind the visual ones; the output layer never chooses it
     if _NO_TEXT in tensors:
         places = len(tensors[_NO_TEXT])
-        rows = _project(tensors, tensors.pop(_NO_TEXT))
-        for name in _LAYERS:
-            del tensors[name]
+        rows = _project(tensors, tensors[_NO_TEXT])
         fed = torch.cat([torch.zeros_like(rows), rows])  # of a text, which it writes; of none
     else:
-        fed, head = tensors.pop(_CLASSES), tensors[_HEAD]
+        fed, head = tensors[_CLASSES], tensors[_HEAD]
         tensors[_HEAD] = torch.cat([head, head.new_zeros(fed.shape)])
     tensors[_EMBEDDING] = torch.cat([codes, fed.to(codes.dtype)])
     (num_codes, hidden_size), num_layers = codes.shape, count_layers(tensors, "layers.")
@@ -83,7 +81,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
             if name != "v":
                 part = part.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
             tensors[f"layers.{i}.attention.{name}.weight"] = part
-    weights = rename(tensors, _MODULES)
+    weights = rename(tensors, _MODULES, _LEFT_OUT)
     config = replace(
         PRESETS["llamagen-l"],
         **sizes_of(weights, num_heads),

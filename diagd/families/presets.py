@@ -82,39 +82,20 @@ MINEWORLD = {
 _IRIS = _GPT | {"mlp": "exact_gelu", "num_action_ids": 18, "num_action_tokens": 1}
 _IRIS |= {"max_positions": 20 * (4 * 4 + 1)}
 IRIS = {"iris": _model(256, 1024, 10, 512, (4, 4), 64, head_size=256, **_IRIS)}
-
-
-def _llamagen(
-    hidden_size: int, num_layers: int, side: int, head_dim: int = 64, places: int = 0
-) -> ModelConfig:
-    """Describe a model of images of side x side codes, behind a class or `places` of a text."""
-    before = {"num_action_ids": 1001, "num_action_tokens": 1}
-    if places:
-        before = {"prefix_length": places, "extra_embeddings": 2 * places}
-    return _model(
-        hidden_size,
-        math.ceil(hidden_size * 8 // 3 / 256) * 256,
-        num_layers,
-        16384,
-        (side, side),
-        head_dim,
-        max_positions=side * side + (places or 1),
-        position="rope2d",
-        **before,
-    )
-
-
-# The two small ones were released for 384 px as well.
+# Behind a class, one of a thousand or none; the two small ones were released for 384 px as well.
+_CLASS: dict[str, Any] = {"num_action_ids": 1001, "num_action_tokens": 1, "position": "rope2d"}
 LLAMAGEN = {
-    "llamagen-b": _llamagen(768, 12, 16),
-    "llamagen-l": _llamagen(1024, 24, 16),
-    "llamagen-xl": _llamagen(1280, 36, 24),
-    "llamagen-xxl": _llamagen(1536, 48, 24),
-    "llamagen-3b": _llamagen(3200, 24, 24, head_dim=100),
+    "llamagen-b": _model(768, 2048, 12, 16384, (16, 16), 64, max_positions=257, **_CLASS),
+    "llamagen-l": _model(1024, 2816, 24, 16384, (16, 16), 64, max_positions=257, **_CLASS),
+    "llamagen-xl": _model(1280, 3584, 36, 16384, (24, 24), 64, max_positions=577, **_CLASS),
+    "llamagen-xxl": _model(1536, 4096, 48, 16384, (24, 24), 64, max_positions=577, **_CLASS),
+    "llamagen-3b": _model(3200, 8704, 24, 16384, (24, 24), 100, max_positions=577, **_CLASS),
 }
+# Behind the 120 places of a text, or of none.
+_PLACES: dict[str, Any] = {"prefix_length": 120, "extra_embeddings": 240, "position": "rope2d"}
 LLAMAGEN_T2I = {
-    "llamagen-t2i-256": _llamagen(1280, 36, 16, places=120),
-    "llamagen-t2i-512": _llamagen(1280, 36, 32, places=120),
+    "llamagen-t2i-256": _model(1280, 3584, 36, 16384, (16, 16), 64, max_positions=376, **_PLACES),
+    "llamagen-t2i-512": _model(1280, 3584, 36, 16384, (32, 32), 64, max_positions=1144, **_PLACES),
 }
 _WORDS: dict[str, Any] = {"extra_embeddings": 102400, "max_positions": 16384, "norm_eps": 1e-6}
 JANUS = {

@@ -44,10 +44,10 @@ class TextPrompts(Protocol):
         raise TypeError(f"{type(self).__name__} takes no pictures")
 
 
-def encode_text(text: str, folder: str | Path, num_places: int = NUM_PLACES) -> Tensor:
-    """Encode a text as `text_states`: (1, num_places, size) float32, zero behind the text."""
-    states = text_states(text, folder, num_places)
-    return functional.pad(states, (0, 0, 0, num_places - len(states)))[None]
+def encode_text(text: str, folder: str | Path) -> Tensor:
+    """Encode a text as `text_states`: (1, NUM_PLACES, size) float32, zero behind the text."""
+    states = text_states(text, folder, NUM_PLACES)
+    return functional.pad(states, (0, 0, 0, NUM_PLACES - len(states)))[None]
 
 
 @torch.inference_mode()

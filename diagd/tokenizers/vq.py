@@ -1,7 +1,4 @@
-"""Video tokenizers: what the pipeline asks of one, and the frame-by-frame one with a codebook.
-
-Frames are uint8 RGB, tokens are grids of ids.
-"""
+"""Video tokenizers: what the pipeline asks of one, and the frame-by-frame one with a codebook."""
 
 import gc
 import json

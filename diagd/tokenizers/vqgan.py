@@ -36,10 +36,8 @@ def read_vqgan(
 ) -> VQTokenizer:
     """Build a tokenizer from the tensors of a VQ-GAN; what belongs to its training is left out.
 
-    Args:
-        where: what errors name.
-        by_direction: latents are compared with codes by direction, and codes have length 1.
-        how: further arguments of `VQTokenizer`.
+    With `by_direction`, latents are compared with codes by direction, and codes have length 1.
+    Errors say `where` the tensors are from; `how` are further arguments of `VQTokenizer`.
     """
     weights = {
         # what is linear in attention is a convolution of one pixel there

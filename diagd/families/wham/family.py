@@ -257,7 +257,7 @@ class StoredArray(NamedTuple):
     file: IO[bytes]  # at the first row
 
     def rows(self, numbers: Iterable[int]) -> Iterator[NDArray]:
-        """Yield rows of ascending numbers along the first axis, one in memory at a time."""
+        """Yield rows of ascending numbers, one in memory at a time."""
         size = math.prod(self.shape[1:]) * self.dtype.itemsize
         start = self.file.tell()
         for number in numbers:
@@ -279,29 +279,22 @@ def _open_array(path: Path, name: str) -> Iterator[StoredArray]:
             found = ", ".join(map(repr, names)) or "nothing"
             raise ValueError(f"{path} holds no array {name!r}, found: {found}")
         with archive.open(f"{name}.npy") as file:
-            stored = _read_header(file, f"{path}: {name}")
-            shape, dtype, _ = stored
+            npy, where = np.lib.format, f"{path}: {name}"
+            with errors_about(f"{where} is no npy array (corrupt or truncated)"):
+                is_short = npy.read_magic(file) == (1, 0)
+                read = npy.read_array_header_1_0 if is_short else npy.read_array_header_2_0
+                shape, column_major, dtype = read(file)
+            if dtype.hasobject:
+                raise ValueError(f"{where} holds Python objects, which are never unpickled")
+            if column_major and len(shape) > 1:
+                raise ValueError(f"{where} is stored column by column; save it in C order")
             size = archive.getinfo(f"{name}.npy").file_size - file.tell()
             if size != math.prod(shape) * dtype.itemsize:
                 raise ValueError(f"{damaged}: {name} has not the size that it says")
             is_video = dtype == np.uint8 and len(shape) == 4 and shape[1] == 3 and min(shape)
             if name == "images" and not is_video:
-                rule = "images must be (T, 3, H_px, W_px) uint8"
-                raise ValueError(f"{path}: {rule}, got {dtype} {shape}")
-            yield stored
-
-
-def _read_header(file: IO[bytes], where: str) -> StoredArray:
-    npy = np.lib.format
-    with errors_about(f"{where} is no npy array (corrupt or truncated)"):
-        is_short = npy.read_magic(file) == (1, 0)
-        read = npy.read_array_header_1_0 if is_short else npy.read_array_header_2_0
-        shape, column_major, dtype = read(file)
-    if dtype.hasobject:
-        raise ValueError(f"{where} holds Python objects, which are never unpickled")
-    if column_major and len(shape) > 1:
-        raise ValueError(f"{where} is stored column by column; save it in C order")
-    return StoredArray(shape, dtype, file)
+                raise ValueError(f"{where} must be (T, 3, H_px, W_px) uint8, got {dtype} {shape}")
+            yield StoredArray(shape, dtype, file)
 
 
 WHAM = Family(

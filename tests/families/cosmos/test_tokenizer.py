@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.families.cosmos import CosmosTokenizer, fit_frames
+from diagd.families.cosmos import CosmosTokenizer
 from tests.families.cosmos.scripts import indices_to_codes, write_scripts
 from tests.tokenizers.rectangles import rectangles
 
@@ -158,7 +158,7 @@ def test_what_is_no_script_is_refused(scripts, tmp_path, content):
 @pytest.mark.parametrize("size", [(45, 81), (81, 45), (32, 48), (33, 48), (20, 300), (64, 96)])
 def test_frames_are_scaled_to_cover_and_cropped_in_the_middle(size):
     frames = rectangles(9, size=size)
-    fitted = fit_frames(frames, *SIZE)
+    fitted = CosmosTokenizer(None, None).fit_frames(frames, *SIZE)
     assert (fitted.shape, fitted.dtype) == ((9, *SIZE, 3), torch.uint8)
     scale = max(SIZE[0] / size[0], SIZE[1] / size[1])
     scaled = math.ceil(size[0] * scale), math.ceil(size[1] * scale)
@@ -173,4 +173,4 @@ def test_frames_are_scaled_to_cover_and_cropped_in_the_middle(size):
 
 def test_frames_of_the_right_size_are_left_as_they_are():
     frames = clip(2)
-    assert fit_frames(frames, *SIZE).equal(frames)
+    assert CosmosTokenizer(None, None).fit_frames(frames, *SIZE).equal(frames)
