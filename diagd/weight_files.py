@@ -253,3 +253,17 @@ def assign_weights(
         if not ends.isfinite().all():
             raise ValueError(f"{where}: {name} holds NaN or infinity (in {dtype})")
     model.load_state_dict(own, assign=True)
+
+
+def build_fitting(
+    make: Callable[[], nn.Module],
+    weights: Mapping[str, Tensor],
+    where: str | Path,
+    described_by: str = "the config",
+) -> Any:
+    """Make a model on the meta device, and give it its weights in float32, which must fit it."""
+    with torch.device("meta"):
+        model = make()
+    check_fit(model, weights, where, described_by)
+    assign_weights(model, weights, where)
+    return model

@@ -187,7 +187,6 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 
 
 def _read_fields(path: Path) -> dict[str, Any]:
-    """Read a JSON or YAML config file; tags that would build objects are refused."""
     if path.suffix == ".json":
         return read_json_object(path)
     damage = ValueError, RecursionError, yaml.YAMLError  # also: too long a number, too deep

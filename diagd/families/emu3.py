@@ -23,7 +23,7 @@ from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import TextIds, TextPrompts, read_words
 from diagd.tokenizers.vq import CONFIG_NAME, WEIGHTS_NAME, FrameTokenizer, normalise, paint
-from diagd.weight_files import assign_weights, check_fit, read_tensors, rename_by, tensors_under
+from diagd.weight_files import build_fitting, read_tensors, rename_by, tensors_under
 
 KIND = "emu3_vqgan"  # of tokenizer folders
 _SIDE = PRESETS["emu3"].grid_height  # tokens each way
@@ -105,13 +105,9 @@ def emu3_tokenizer(
 
     known = {field.name for field in dataclasses.fields(Emu3VQVAEConfig)}
     config = Emu3VQVAEConfig(**{name: fields[name] for name in known & fields.keys()})
-    with torch.device("meta"):
-        model = Emu3VQVAE(config)
     # counts of training steps are whole numbers
     own = {name: value.float().clone() for name, value in weights.items()}
-    check_fit(model, own, where)
-    assign_weights(model, own, where)
-    return Emu3Tokenizer(model)
+    return Emu3Tokenizer(build_fitting(lambda: Emu3VQVAE(config), own, where))
 
 
 def _tokenizer(found: Checkpoint) -> Emu3Tokenizer:

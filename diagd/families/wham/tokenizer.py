@@ -17,7 +17,7 @@ from torch.nn import functional
 from diagd.families.weights import count_layers, rename
 from diagd.files import errors_about, read_json_object
 from diagd.tokenizers import vq
-from diagd.weight_files import assign_weights, check_fit, read_weights, tensors_under
+from diagd.weight_files import build_fitting, read_weights, tensors_under
 
 TOKENIZER_PREFIX = "context_encoders.images."  # of its weights in WHAM's checkpoints
 HEAD_SIZE = 64  # where nothing says other
@@ -189,7 +189,7 @@ class WHAMTokenizer(vq.FrameTokenizer):
                 f"{config_path}: num_layers must be at most the {len(weights)} tensors of "
                 f"{weights_path}, got {config.num_layers}"
             )
-        return _build(config, weights, weights_path)
+        return cls(build_fitting(lambda: ViTVQGAN(config), weights, weights_path))
 
 
 def wham_tokenizer_from_weights(
@@ -216,17 +216,5 @@ def wham_tokenizer_from_weights(
         )
     with errors_about(where):
         renamed = rename(found, _MODULES, _LEFT_OUT)
-    return _build(config, renamed, where, "its patches, positions and codebook")
-
-
-def _build(
-    config: ViTVQGANConfig,
-    weights: Mapping[str, Tensor],
-    where: str | Path,
-    described_by: str = "the config",
-) -> WHAMTokenizer:
-    with torch.device("meta"):
-        model = ViTVQGAN(config)
-    check_fit(model, weights, where, described_by)
-    assign_weights(model, weights, where)
-    return WHAMTokenizer(model)
+    described_by = "its patches, positions and codebook"
+    return WHAMTokenizer(build_fitting(lambda: ViTVQGAN(config), renamed, where, described_by))
