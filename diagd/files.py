@@ -45,7 +45,7 @@ def _errors_naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def errors_about(
+def naming(
     where: object, kinds: type[Exception] | tuple[type[Exception], ...] = ValueError
 ) -> Iterator[None]:
     """Make a ValueError of errors of some kinds: one line, which begins with what it is about."""
@@ -97,7 +97,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Read a file of one JSON object a line, but for a last line that a killed run left torn."""
     records = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        with errors_about(f"{path}:{number}"):
+        with naming(f"{path}:{number}"):
             records.append(parse_object(line))
     return records
 
@@ -127,7 +127,7 @@ def read_lines(path: str | Path, kind: str) -> list[str]:
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON object, or raise FileNotFoundError or ValueError."""
     kinds = ValueError, RecursionError  # also: too long a number, nested too deeply
-    with errors_about(f"{path}: not valid JSON", kinds):
+    with naming(f"{path}: not valid JSON", kinds):
         value = json.loads(require_file(path).read_text(encoding="utf-8"))
     if not isinstance(value, dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")

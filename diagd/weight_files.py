@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch._utils import _rebuild_parameter, _rebuild_tensor_v2
 
-from diagd.files import errors_about, replacing, require_file
+from diagd.files import naming, replacing, require_file
 
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16"}
 _DTYPES |= {torch.bfloat16: "BF16"}
@@ -30,7 +30,7 @@ _DTYPES |= {torch.bfloat16: "BF16"}
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, or raise ValueError where it is none."""
-    with errors_about(f"{path}: not a valid safetensors file", SafetensorError):
+    with naming(f"{path}: not a valid safetensors file", SafetensorError):
         return load_file(require_file(path))
 
 

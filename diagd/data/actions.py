@@ -16,14 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diagd.files import (
-    errors_about,
-    parse_object,
-    read_json_object,
-    read_lines,
-    write_json,
-    write_text,
-)
+from diagd.files import naming, parse_object, read_json_object, read_lines, write_json, write_text
 
 # One action a frame: `forward*8,left*4`, or (T,) names or integers, indices into `codec.names`
 Actions = str | Sequence[str] | Sequence[int] | NDArray[np.integer[Any]] | Tensor
@@ -169,7 +162,7 @@ def read_actions(path: str | Path, codec: ActionCodec, num_frames: int | None = 
     """Read a jsonl action file of `num_frames` lines, each an action of the codec."""
     actions = []
     for number, line in enumerate(read_lines(path, "action file"), start=1):
-        with errors_about(f"{path}:{number}"):
+        with naming(f"{path}:{number}"):
             actions.append(codec.action_of(parse_object(line)))
     if num_frames is not None and len(actions) != num_frames:
         raise ValueError(f"{path}: expected {num_frames} actions (one a frame), got {len(actions)}")

@@ -24,7 +24,7 @@ from diagd.families.family import Checkpoint, Family, Source
 from diagd.families.presets import PRESETS, available_models
 from diagd.files import (
     copy_whole,
-    errors_about,
+    naming,
     read_json_object,
     require_file,
     require_folder,
@@ -158,7 +158,7 @@ def _read_released(path: Path, config: Path | None) -> Checkpoint:
     for family in table.FAMILIES:
         is_one = any(name in source.tensors for name in family.signature) and family.fits(source)
         if is_one and family.convert:
-            with errors_about(f"{file}: {family.name} checkpoint", _MISFITS):
+            with naming(f"{file}: {family.name} checkpoint", _MISFITS):
                 model_config, weights = family.convert(source)
             return Checkpoint(family, file, model_config, weights, source)
     shown = ", ".join(list(source.tensors)[:3]) or "no tensors at all"
@@ -190,7 +190,7 @@ def _read_fields(path: Path) -> dict[str, Any]:
     if path.suffix == ".json":
         return read_json_object(path)
     damage = ValueError, RecursionError, yaml.YAMLError  # also: too long a number, too deep
-    with errors_about(f"{path}: not valid YAML", damage):
+    with naming(f"{path}: not valid YAML", damage):
         values = yaml.safe_load(require_file(path).read_text(encoding="utf-8"))
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a YAML object, got {type(values).__name__}")
@@ -199,7 +199,7 @@ def _read_fields(path: Path) -> dict[str, Any]:
 
 def read_config(path: Path) -> ModelConfig:
     values = _read_fields(path)
-    with errors_about(path):
+    with naming(path):
         return ModelConfig.from_dict(values)
 
 
@@ -268,7 +268,7 @@ def load_text(found: Checkpoint) -> TextPrompts | None:
     if kind not in forms:
         raise ValueError(f"{config}: expected model_type {', '.join(forms)}, got {kind!r}")
     require_file(folder / "tokenizer.json", "text tokenizer")
-    with errors_about(f"{folder}: no text tokenizer of {kind}", (*_MISFITS, OSError)):
+    with naming(f"{folder}: no text tokenizer of {kind}", (*_MISFITS, OSError)):
         return forms[kind].load(folder, found)
 
 
@@ -304,7 +304,7 @@ def _own_tokenizer(found: Checkpoint) -> VideoTokenizer | None:
 
 def _own_defaults(found: Checkpoint) -> GenerationDefaults:
     path = found.path.with_name(DEFAULTS_FILE)
-    with errors_about(f"{path}: no generation defaults", (ValueError, TypeError)):
+    with naming(f"{path}: no generation defaults", (ValueError, TypeError)):
         defaults = GenerationDefaults(**(read_json_object(path) if path.is_file() else {}))
     if not found.config.num_action_tokens:  # a grid may be several frames
         return defaults

@@ -15,7 +15,7 @@ from diagd.data.actions import ActionCodec, read_actions
 from diagd.data.video import fit, frame_numbers, read_video, video_length
 from diagd.families import table
 from diagd.families.family import RecordingFormat
-from diagd.files import errors_about, require_folder
+from diagd.files import naming, require_folder
 
 VIDEO_SUFFIXES = (
     *(".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"),
@@ -55,7 +55,7 @@ class ClipFile:
     ) -> int:
         """Return how many frames `read` gives without a limit, or raise ValueError if too few."""
         stored, rate = self.length()
-        with errors_about(self.path):
+        with naming(self.path):
             numbers = frame_numbers(rate, fps, start)
             if self.codec is not None and fps is not None and abs(fps / rate - 1) > 0.01:
                 raise ValueError(
@@ -112,7 +112,7 @@ class ClipFile:
         if (form := self.recording_format) is None:
             return read_actions(self.path.with_suffix(".jsonl"), self.codec, stored)
         actions = form.actions(self.path)
-        with errors_about(self.path):
+        with naming(self.path):
             if len(actions) != stored:
                 raise ValueError(f"expected {stored} actions (one a frame), got {len(actions)}")
             for action in dict.fromkeys(actions):

@@ -21,7 +21,7 @@ from torch import Tensor
 from diagd.console import progress
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import one_thread_workers, read_video
-from diagd.files import errors_about, write_bytes, write_text
+from diagd.files import naming, write_bytes, write_text
 from diagd.system import clip_fingerprint
 from diagd.tokenizers.vq import VQTokenizer
 
@@ -191,7 +191,7 @@ def read_shards(folder: str | Path) -> TokenClips:
 
 def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
     damage = SafetensorError, KeyError, RecursionError, ValueError
-    with errors_about(f"{path} is no token shard (corrupt?)", damage):
+    with naming(f"{path} is no token shard (corrupt?)", damage):
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             tokens, actions = file.get_tensor("tokens"), file.get_tensor("actions")

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.files import errors_about, require_file, require_folder
+from diagd.files import naming, require_file, require_folder
 from diagd.weight_files import read_weights
 
 NUM_PLACES = 512
@@ -61,7 +61,7 @@ def text_states(text: str, folder: str | Path, max_tokens: int) -> Tensor:
     if not text.strip():
         raise ValueError("text must not be empty")
     folder = require_folder(folder, "text encoder folder")
-    with errors_about(f"{folder} holds no T5 encoder", (OSError, ValueError, SafetensorError)):
+    with naming(f"{folder} holds no T5 encoder", (OSError, ValueError, SafetensorError)):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         encoder = T5EncoderModel.from_pretrained(folder, local_files_only=True)
     ids = tokenizer(text, truncation=True, max_length=max_tokens, return_tensors="pt").input_ids

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from diagd.data.video import resize, stretch
-from diagd.files import errors_about, read_json_object, write_json
+from diagd.files import naming, read_json_object, write_json
 from diagd.weight_files import assign_weights, check_fit, read_tensors, write_weights
 
 PixelRounding = Literal["nearest", "down"]
@@ -256,7 +256,7 @@ def load_vq_model(
         )
     vq_model = vq_model_class()
     misfits = TypeError, ValueError, RuntimeError, ArithmeticError
-    with errors_about(f"{path} describes no VQModel", misfits), torch.device("meta"):
+    with naming(f"{path} describes no VQModel", misfits), torch.device("meta"):
         model: Any = vq_model.from_config(config)
     check_fit(model, weights, where)
     own = {name: value.clone() for name, value in weights.items()}  # the file may change

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.files import errors_about
+from diagd.files import naming
 from diagd.tokenizers.vq import VQTokenizer, load_vq_model
 from diagd.weight_files import rename_by
 
@@ -52,7 +52,7 @@ def read_vqgan(
         turned = [(block, lambda at: f"{at[1]}.{count - 1 - int(at[2])}")]
         weights = rename_by(turned, weights)
     first = "encoder.down_blocks.0.resnets."
-    with errors_about(f"{where}: no VQ-GAN", KeyError):
+    with naming(f"{where}: no VQ-GAN", KeyError):
         codes = weights["quantize.embedding.weight"].float()
         block = "encoder.down_blocks.{}.resnets.0.conv1.weight"
         channels = [len(weights[block.format(i)]) for i in range(count)]

@@ -37,7 +37,7 @@ from diagd.families.family import Checkpoint, Family, RecordingFormat, Source, T
 from diagd.families.presets import WHAM as PRESETS
 from diagd.families.weights import count_layers, rename, sizes_of
 from diagd.families.wham import tokenizer
-from diagd.files import errors_about, require_file
+from diagd.files import naming, require_file
 from diagd.models.config import ModelConfig
 from diagd.weight_files import Record, tensors_under
 
@@ -245,7 +245,7 @@ def npz_actions(path: Path) -> list[str]:
     """Return the words that led to each frame; row t was done at frame t, and leads to t + 1."""
     with _open_array(path, "actions") as stored:
         rows = list(stored.rows(range(stored.shape[0]))) if stored.shape else []
-    with errors_about(path):
+    with naming(path):
         return ["none", *actions_of_rows(rows)[:-1]]
 
 
@@ -270,8 +270,8 @@ def _open_array(path: Path, name: str) -> Iterator[StoredArray]:
     """Open one array of an npz file; ValueError where it is damaged or would need unpickling."""
     damaged = f"{require_file(path, 'clip')} cannot be read as npz (corrupt or truncated)"
     with (
-        errors_about(f"{path} cannot be read as npz", RuntimeError),  # encrypted, or packed oddly
-        errors_about(damaged, _DAMAGE),
+        naming(f"{path} cannot be read as npz", RuntimeError),  # encrypted, or packed oddly
+        naming(damaged, _DAMAGE),
         zipfile.ZipFile(path) as archive,
     ):
         names = [member.removesuffix(".npy") for member in archive.namelist()]
@@ -280,7 +280,7 @@ def _open_array(path: Path, name: str) -> Iterator[StoredArray]:
             raise ValueError(f"{path} holds no array {name!r}, found: {found}")
         with archive.open(f"{name}.npy") as file:
             npy, where = np.lib.format, f"{path}: {name}"
-            with errors_about(f"{where} is no npy array (corrupt or truncated)"):
+            with naming(f"{where} is no npy array (corrupt or truncated)"):
                 is_short = npy.read_magic(file) == (1, 0)
                 read = npy.read_array_header_1_0 if is_short else npy.read_array_header_2_0
                 shape, column_major, dtype = read(file)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from diagd.families.weights import count_layers, rename
-from diagd.files import errors_about, read_json_object
+from diagd.files import naming, read_json_object
 from diagd.tokenizers import vq
 from diagd.weight_files import build_fitting, read_weights, tensors_under
 
@@ -181,7 +181,7 @@ class WHAMTokenizer(vq.FrameTokenizer):
         config_path, weights_path = Path(folder) / vq.CONFIG_NAME, Path(folder) / cls.weights_name
         values = read_json_object(config_path)
         values.pop("kind", None)
-        with errors_about(f"{config_path} describes no {WHAM_KIND}", (TypeError, ValueError)):
+        with naming(f"{config_path} describes no {WHAM_KIND}", (TypeError, ValueError)):
             config = ViTVQGANConfig(**values)
         weights = read_weights(weights_path)
         if config.num_layers > len(weights):  # which would be built one by one
@@ -214,7 +214,7 @@ def wham_tokenizer_from_weights(
             f"{where} has {num_positions} positions, but frames of {height_px}x{width_px} px have "
             f"{rows}x{columns} patches of {patch_px}x{patch_px} px"
         )
-    with errors_about(where):
+    with naming(where):
         renamed = rename(found, _MODULES, _LEFT_OUT)
     described_by = "its patches, positions and codebook"
     return WHAMTokenizer(build_fitting(lambda: ViTVQGAN(config), renamed, where, described_by))
