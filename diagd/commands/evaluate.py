@@ -5,6 +5,10 @@ strategy and the same seed. Raster, the tokenizer's reconstruction and a copy of
 frame are always in. A killed run goes on where it was; `diagd report` turns results.jsonl into a
 page.
 
+Of a model of images every strategy makes an image of a text or a class under the same noise, and
+raster's stands in for the truth. A strategy's price is what raster's own tokens cost under its
+schedule, with the guidance under which they were drawn.
+
     diagd evaluate --clips work/doom/heldout --num-clips 64 --out work/study
     diagd evaluate --model Janus-Pro-1B --prompts texts.txt --out work/janus
 """
@@ -13,7 +17,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from itertools import cycle, islice
@@ -29,13 +33,14 @@ from diagd.backends.prepare import choose_dtype
 from diagd.checks import shorten
 from diagd.console import make_console, track
 from diagd.data.actions import idle_action, split_actions
-from diagd.data.video import write_video
+from diagd.data.video import write_image, write_video
+from diagd.decoding.model import CausalModel
 from diagd.decoding.strategies.table import Strategy, parse_strategy
 from diagd.decoding.teacher_forcing import gap_to_raster, strategy_nll
-from diagd.evaluation import images
-from diagd.evaluation.comparison import CHANCE, Comparison, compare, walk
+from diagd.evaluation.comparison import CHANCE, Comparison, compare, compare_images, walk
 from diagd.evaluation.options import EvaluateOptions
 from diagd.evaluation.results import (
+    IMAGES_FILE,
     LIKELIHOOD_FILE,
     RASTER,
     RESULTS_FILE,
@@ -43,6 +48,7 @@ from diagd.evaluation.results import (
     Results,
     appending,
     check_same,
+    file_name,
     key_of,
     pack,
     read_results,
@@ -51,6 +57,7 @@ from diagd.evaluation.results import (
 from diagd.evaluation.tables import CLIPS, STRATEGY, Column
 from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import Clip, find_clips
+from diagd.files import read_lines
 from diagd.metrics import quality
 from diagd.metrics.perceptual import ImageFeatures, Lpips, VideoFeatures
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
@@ -68,7 +75,7 @@ def choose_clips(clips: Path, num_clips: int | None, seed: int) -> list[str]:
     if not clips.exists():
         raise FileNotFoundError(f"folder of clips, or file of prompts, not found: {clips}")
     of_images = clips.is_file()
-    names = images.read_prompts(clips) if of_images else list(find_clips(clips))
+    names = _read_prompts(clips) if of_images else list(find_clips(clips))
     num_clips = len(names) if num_clips is None else num_clips
     if not 1 <= num_clips <= len(names):
         what = "prompts" if of_images else "clips"
@@ -76,6 +83,17 @@ def choose_clips(clips: Path, num_clips: int | None, seed: int) -> list[str]:
     places = list(range(len(names)))
     random.Random(seed).shuffle(places)
     return [names[place] for place in sorted(places[:num_clips])]
+
+
+def _read_prompts(path: Path) -> list[str]:
+    """Read a file of texts or classes, one a line; empty lines are left out."""
+    prompts = [line.strip() for line in read_lines(path, "prompts") if line.strip()]
+    if not prompts:
+        raise ValueError(f"{path}: expected a text or a class a line, got none")
+    if len(set(prompts)) < len(prompts):
+        twice = next(one for place, one in enumerate(prompts) if one in prompts[:place])
+        raise ValueError(f"{path}: {twice!r} is there twice")
+    return prompts
 
 
 def clip_after(folder: Path, name: str) -> str:
@@ -91,11 +109,11 @@ class Task(NamedTuple):
 
     model: str  # its label
     strategy: str  # or baseline
-    clip: str
+    clip: str  # or prompt of an image
 
 
 class ClipMeter:
-    """Measures tasks one after the other; keeps the last model and the last clip."""
+    """Measures tasks one after the other; keeps the last model, clip and image of raster."""
 
     def __init__(self, options: EvaluateOptions, dtype: DTypeName) -> None:
         self.options = options
@@ -104,11 +122,12 @@ class ClipMeter:
         backbone, detector = options.lpips_backbone, options.fvd_detector
         self._lpips = Lpips(backbone, options.lpips_heads, device) if backbone else None
         self._fvd = VideoFeatures(detector, options.fvd_resize, device) if detector else None
-        self._world: tuple[str, VideoGenerator] | None = None
-        self.clip = lru_cache(maxsize=1)(self._read)  # (model, name) -> the last clip
-        self._warm: set[tuple[str, str]] = set()
         self._fid = options.fid_detector and ImageFeatures(options.fid_detector, device)
-        self._images = images.ImageMeter(options, self.world, self._lpips, self._fid)
+        self._world: tuple[str, VideoGenerator] | None = None
+        self._warm: set[tuple[str, str]] = set()
+        self.clip = lru_cache(maxsize=1)(self._read)  # (model, name) -> the last clip
+        # (model, prompt) -> the last image
+        self._raster = lru_cache(maxsize=1)(partial(self._generate_image, strategy=RASTER))
         metrics = {"lpips": self._lpips, "fvd": self._fvd, "fid": self._fid}
         # the weight files of each metric; None where there are none
         self.provenance = {name: metric and metric.provenance for name, metric in metrics.items()}
@@ -129,18 +148,22 @@ class ClipMeter:
             self._world = model, world
         return self._world[1]
 
-    def check(self, model: str, names: Collection[str]) -> dict[str, str]:
-        """Check heads and action files of clips; return the error of each that cannot be read."""
-        world, options = self.world(model), self.options
-        if options.of_images:
-            return self._images.check(model, list(names))
+    def check(self, model: str, names: Sequence[str]) -> dict[str, str]:
+        """Check strategies; return the error of each clip or prompt that cannot be read.
+
+        Of clips, heads and action files are read.
+        """
+        world, options, bad = self.world(model), self.options, dict[str, str]()
         for strategy in options.strategies():
-            world.check(strategy, options.drawing)
-        files, bad = find_clips(options.clips, world.vocabulary), dict[str, str]()
+            world.check(strategy, options.drawing(world.defaults))
+        files = {} if options.of_images else find_clips(options.clips, world.vocabulary)
         for name in names:
             try:
-                files[name].check(options.frames_read[0], options.start, options.lengths.fps)
-                files[name].actions()
+                if options.of_images:
+                    self._guided(world, name)
+                else:
+                    files[name].check(options.frames_read[0], options.start, options.lengths.fps)
+                    files[name].actions()
             except (ValueError, OSError) as error:
                 bad[name] = shorten(str(error))
         return bad
@@ -158,7 +181,7 @@ class ClipMeter:
         if self.options.teacher_forced:
             record, frames = self._likelihood(*task), None
         elif self.options.of_images:
-            record, frames = self._images(*task)
+            record, frames = self._image(*task)
         else:
             record, frames = self._continuation(*task)
         record = {"kind": "clip", **task._asdict(), **record}
@@ -237,7 +260,7 @@ class ClipMeter:
             num_frames,
             strategy=strategy,
             context_actions=between,
-            sampling=options.drawing,
+            sampling=options.drawing(world.defaults),
             seed=seed,
         )
 
@@ -288,6 +311,61 @@ class ClipMeter:
             "nll_by_row": nll.mean((0, 1, 3)).tolist(),
             "nll_by_column": nll.mean((0, 1, 2)).tolist(),
         }
+
+    def _image(self, model: str, name: str, prompt: str) -> tuple[Record, Tensor]:
+        """Make an image (1, H_px, W_px, 3), compare it with raster's and price the strategy."""
+        world, strategy = self.world(model), parse_strategy(name)
+        image = raster = self._raster(model, prompt)
+        measured = dict[str, list[float]]()
+        if name != RASTER:
+            image = self._generate_image(model, prompt, name)
+            measured = quality.likeness(image.frames, raster.frames, self._lpips)
+        row_ends = world.defaults.row_ends
+        if strategy.has_schedule:
+            guided, text, ids = self._guided(world, prompt)
+            nll = strategy_nll(
+                guided,
+                raster.tokens[None],
+                ids,
+                strategy,
+                0,
+                prefix=text,
+                row_ends=row_ends,
+                num_ids=world.config.image_vocab_size - row_ends,
+            )
+            measured["nll"] = [nll.mean().item()]
+        return {
+            "seed": seed_of(prompt, self.options.seed),
+            "quality": measured,
+            "features": {"fid": pack(self._fid(image.frames).numpy())} if self._fid else {},
+            "stats": asdict(image.stats),
+            "tokens": pack(image.tokens[..., : world.width - row_ends].cpu().numpy()),
+            "lossless": strategy.promise,
+            "frame_size_px": list(image.frames.shape[1:3]),
+            "worker": os.getpid(),
+        }, image.frames
+
+    def _generate_image(self, model: str, prompt: str, strategy: str) -> GeneratedVideo:
+        world, options = self.world(model), self.options
+        said: dict[str, Any] = {"actions" if world.text is None else "text": prompt}
+        return world.generate(
+            **said,
+            num_frames=1,
+            strategy=strategy,
+            sampling=options.drawing(world.defaults),
+            seed=seed_of(prompt, options.seed),
+            guidance=options.guidance,
+        )
+
+    def _guided(
+        self, world: VideoGenerator, prompt: str
+    ) -> tuple[CausalModel, Tensor | None, Tensor | None]:
+        """Return the guided model, and the text or the class before the image."""
+        if world.text is None:
+            return world.guided(self.options.guidance), None, world.action_ids(prompt, 1, "image")
+        said = world.read_text(prompt)
+        assert said is not None
+        return world.guided(self.options.guidance, said), said.prompt, None
 
 
 def _check_world(world: VideoGenerator, options: EvaluateOptions, model: str) -> None:
@@ -373,12 +451,12 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
         if clip not in failed
         for strategy in options.names()
     ]
-    file_name, summarize = RESULTS_FILE, compare
+    file, summarize = RESULTS_FILE, compare
     if options.teacher_forced:
-        file_name, summarize = LIKELIHOOD_FILE, compare_likelihood
+        file, summarize = LIKELIHOOD_FILE, compare_likelihood
     elif of_images:
-        file_name, summarize = images.IMAGES_FILE, images.compare_images
-    path = options.out / file_name
+        file, summarize = IMAGES_FILE, compare_images
+    path = options.out / file
     num_measured = 0
     with appending(path) as append:
         before = read_results(path)
@@ -418,7 +496,10 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
 def _keep(options: EvaluateOptions, record: Record, frames: Tensor) -> str:
     """Write the video or the image of a line, and return its path in the folder."""
     if options.of_images:
-        return images.save_image(options.out, record, frames[0])
-    video = video_path(*key_of(record))
-    write_video(options.out / video, frames, record["fps"])
-    return video
+        model, strategy, prompt = map(file_name, key_of(record))
+        path = f"images/{model}/{strategy}/{prompt[:80]}-{record['seed']}.png"
+        write_image(options.out / path, frames[0])
+    else:
+        path = video_path(*key_of(record))
+        write_video(options.out / path, frames, record["fps"])
+    return path

@@ -9,12 +9,15 @@ from rich.console import Console
 from diagd.evaluation.results import (
     DISTANCES,
     QUALITY,
+    RASTER,
     Record,
     Results,
     bias_notes,
+    distance_of,
     grouped,
     mean_and_interval,
     per_horizon,
+    quality_of,
     summarize,
     unpack,
 )
@@ -268,3 +271,42 @@ def _notes(results: Results, rows: list[Row]) -> list[str]:
     if (workers := max(run["options"]["workers"] for run in results.runs)) > 1:
         notes.append(f"Speed was measured while {workers} workers shared the machine.")
     return notes
+
+
+IMAGES = Column("clips", "images", is_label=True)
+IMAGE_COLUMNS = (
+    *(STRATEGY, IMAGES),
+    Column("nll.mean", "nats a token", "{:.3f}", better="lower"),
+    Column("nll.difference", "above raster", "{:+.3f}", "nll.difference_interval"),
+    *METRICS[:3],  # PSNR, SSIM and LPIPS
+    Column("fid.value", "FID", "{:.1f}", better="lower"),
+    Column("equal_to_raster", "= raster", "{:.1%}"),
+    Column("num_steps", "steps", "{:.0f}", better="lower"),
+    Column("seconds", "seconds", "{:.2f}", better="lower"),
+    Column("tokens_per_second", "tokens/s", "{:.0f}", better="higher"),
+    Column("speedup", "speedup", "{:.2f}x"),
+)
+
+
+def compare_images(results: Results) -> Comparison:
+    """Sum up the price of each strategy, its likeness to raster and its speed."""
+    groups, rows = grouped(results), summarize(results)
+    for row in rows:
+        model, per_second = row["model"], row["frames_per_second"]
+        raster = {} if row["strategy"] == RASTER else groups.get((model, RASTER), {})
+        own = groups[model, row["strategy"]]
+        row["nll"] = quality_of("nll", own, raster)
+        row["fid"] = distance_of("fid", own, raster)
+        row["seconds"] = 1 / per_second if per_second else None
+    notes = [
+        "Nats a token: what raster's own tokens cost while they are decoded by a strategy, guided "
+        "as they were drawn; none where a strategy has no schedule.",
+        "PSNR, SSIM and = raster (the share of equal tokens) compare with raster's image of the "
+        "same prompt and noise. Seconds are of decoding. Intervals are 95% over images.",
+    ]
+    if (detector := results.runs[-1]["metrics"]["fid"]) is None:
+        notes.append("FID: not measured, it needs weights (--fid-detector FILE).")
+    else:
+        notes.append(f"FID: from raster's images, detector_sha256 {detector['detector_sha256']}.")
+    notes += bias_notes("fid", [row["fid"] for row in rows])
+    return Comparison(rows, IMAGE_COLUMNS, notes)

@@ -116,7 +116,7 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
         for strategy in self.strategies():
             if self.teacher_forced and not strategy.has_schedule:
                 raise ValueError(f"teacher_forced compares schedules: leave {strategy} out")
-            strategy.check(Conditions(self.drawing.temperature))
+            strategy.check(Conditions(self.sampling(GenerationDefaults()).temperature))
         self.labelled_models()
         super().__post_init__()
 
@@ -155,10 +155,9 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
             return strategies
         return [*(REVISIT_BASELINES if self.revisit else BASELINES), *strategies]
 
-    @property
-    def drawing(self) -> SamplingOptions:
-        """Options of sampling, the same for every model."""
-        return self.sampling(GenerationDefaults())
+    def drawing(self, defaults: GenerationDefaults) -> SamplingOptions:
+        """Return options of sampling: of clips the same for every model, whatever its defaults."""
+        return self.sampling(defaults if self.of_images else GenerationDefaults())
 
     def labelled_models(self) -> dict[str, str]:
         """Return name or folder of each model by its label."""
@@ -180,7 +179,7 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
             "context_frames": self.lengths.context_frames,
             "num_frames": self.lengths.frames,
             "fps": self.lengths.fps,
-            "sampling": asdict(self.drawing),
+            "sampling": asdict(self.sampling(GenerationDefaults())),
             "dtype": dtype,
         }
 

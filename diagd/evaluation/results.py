@@ -31,6 +31,7 @@ from diagd.system import only_writer, refuse_other_run
 
 RESULTS_FILE = "results.jsonl"
 LIKELIHOOD_FILE = "teacher_forced.jsonl"
+IMAGES_FILE = "images.jsonl"
 BASELINES = ("truth", "reconstruction", "copy")
 RASTER = "raster"
 
