@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from diagd.evaluation.results import bootstrap_interval
+from diagd.evaluation.comparison import bootstrap_interval
 
 STRATEGIES = "raster", "k=1"
 CONTEXTS = 1, 2, 4, 7  # frames before one whose tokens are predicted

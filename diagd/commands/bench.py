@@ -78,16 +78,8 @@ class Row:
     runs: list[Run] = field(default_factory=list)  # the first one warms up
 
     @property
-    def timed(self) -> list[Run]:
-        return self.runs[1:]
-
-    @property
-    def times(self) -> list[steps.StepTimes]:
-        return [run.times for run in self.timed if run.times]
-
-    @property
     def seconds(self) -> float:
-        return statistics.median(run.seconds for run in self.timed)
+        return statistics.median(run.seconds for run in self.runs[1:])
 
 
 def engine_rows(
@@ -169,9 +161,8 @@ def _run_hugging_face(llama: Any, grid: TokenGrid, inputs: Inputs) -> Run:
 def time_rows(rows: list[Row], repeats: int) -> None:
     """Run every row once to warm up and print its speed, then time all rows in turns.
 
-    So a machine that is slow throughout slows all of them alike. What that cannot even out is
-    another process that takes the machine for a moment: such a row contradicts itself (see
-    `is_disturbed`).
+    So a machine that is slow throughout slows all of them alike; for what takes it for a moment
+    see `is_disturbed`.
     """
     console = make_console()
     with progress("benchmark", len(rows) * (repeats + 1)) as job:
@@ -194,48 +185,52 @@ def report_rows(
     report = []
     for row in rows:
         beside = [other for other in rows if other.context_frames == row.context_frames]
-        rasters = [
-            other
-            for other in beside
-            if (other.strategy, other.dtype) == ("raster", row.dtype)
-            and row.backend in ("", other.backend)
-        ]
-        raster = min(rasters, key=lambda other: other.seconds)
+        raster = min(
+            (
+                other
+                for other in beside
+                if (other.strategy, other.dtype) == ("raster", row.dtype)
+                and row.backend in ("", other.backend)
+            ),
+            key=lambda other: other.seconds,
+        )
         baselines = {one.dtype: one.seconds for one in beside if one.strategy == HUGGING_FACE}
         baseline = baselines.get(row.dtype, baselines.get("float32"))  # it has no int8
-        run, seconds = row.runs[0], row.seconds
-        speedup, step_ratio = raster.seconds / seconds, grid.num_tokens / run.num_steps
+        (first, *timed), seconds = row.runs, row.seconds
+        speedup, step_ratio = raster.seconds / seconds, grid.num_tokens / first.num_steps
         line: dict[str, Any] = {
             "dtype": row.dtype,
             "backend": row.backend,
             "strategy": row.strategy,
             "context_frames": row.context_frames,
-            "steps": run.num_steps,
-            "fed_per_token": None if run.num_fed is None else run.num_fed / grid.num_tokens,
+            "steps": first.num_steps,
+            "fed_per_token": None if first.num_fed is None else first.num_fed / grid.num_tokens,
             "seconds": seconds,
-            "seconds_min": min(run.seconds for run in row.timed),
-            "seconds_max": max(run.seconds for run in row.timed),
-            "ms_per_step": seconds / run.num_steps * 1000,
+            "seconds_min": min(run.seconds for run in timed),
+            "seconds_max": max(run.seconds for run in timed),
+            "ms_per_step": seconds / first.num_steps * 1000,
             "tokens_per_second": grid.num_tokens / seconds,
             "frames_per_second": grid.num_frames / seconds,
             "over_hugging_face": baseline / seconds if baseline else None,
             "speedup": speedup,
             "step_ratio": step_ratio,
             "efficiency": speedup / step_ratio,
-            "warm_up_seconds": run.seconds,
-            "capture_seconds": run.capture_seconds,
-            "tokens_equal_to_raster": (run.tokens == raster.runs[0].tokens).float().mean().item(),
+            "warm_up_seconds": first.seconds,
+            "capture_seconds": first.capture_seconds,
+            "tokens_equal_to_raster": (first.tokens == raster.runs[0].tokens).float().mean().item(),
         }
-        if run.times:
-            line |= _limits(row, config, ceilings[row.dtype])
-            line["attention"] = _attention(row, config, run.tokens.device)
+        if times := [run.times for run in timed if run.times]:
+            line |= _limits(row, times, config, ceilings[row.dtype])
+            line["attention"] = _attention(row, times, config, first.tokens.device)
         report.append(line | {"disturbed": is_disturbed(line)})
     return report
 
 
-def _limits(row: Row, config: ModelConfig, ceilings: steps.Ceilings) -> dict[str, Any]:
+def _limits(
+    row: Row, times: list[steps.StepTimes], config: ModelConfig, ceilings: steps.Ceilings
+) -> dict[str, Any]:
     """Compare the steps with the machine's ceilings, and split their time into parts."""
-    times, cache_bytes = row.times, CACHE_BYTES[row.dtype]
+    cache_bytes = CACHE_BYTES[row.dtype]
     seconds = sorted(second for one in times for second in one.seconds)
     count, total = len(seconds), sum(seconds)
     read = sum(steps.bytes_read(config, one, row.weight_bytes, cache_bytes) for one in times)
@@ -257,13 +252,15 @@ def _limits(row: Row, config: ModelConfig, ceilings: steps.Ceilings) -> dict[str
     }
 
 
-def _attention(row: Row, config: ModelConfig, device: torch.device) -> str:
+def _attention(
+    row: Row, times: list[steps.StepTimes], config: ModelConfig, device: torch.device
+) -> str:
     """Name what attends in the widest step: our kernels, or the one that PyTorch chooses."""
     if row.backend == "native":
         return "native"
     if row.backend in ("triton", "compiled-graph"):
         return "triton"
-    lanes, slots = max(pair for one in row.times for pair in zip(one.lanes, one.slots, strict=True))
+    lanes, slots = max(pair for one in times for pair in zip(one.lanes, one.slots, strict=True))
     lanes *= config.num_heads // config.num_kv_heads  # as `diagd.models.attention.attend` folds
     dtype = int8_companion(device) if row.dtype == "int8" else getattr(torch, row.dtype)
     make: dict[str, Any] = {"dtype": dtype, "device": device}

@@ -36,16 +36,16 @@ from diagd.data.actions import idle_action, split_actions
 from diagd.data.video import write_image, write_video
 from diagd.decoding.model import CausalModel
 from diagd.decoding.strategies.table import Strategy, parse_strategy
-from diagd.decoding.teacher_forcing import gap_to_raster, strategy_nll
-from diagd.evaluation.comparison import CHANCE, Comparison, compare, compare_images, walk
+from diagd.decoding.teacher_forcing import strategy_nll
+from diagd.evaluation.comparison import COMPARE, walk
 from diagd.evaluation.options import EvaluateOptions
 from diagd.evaluation.results import (
+    CHANCE,
     IMAGES_FILE,
     LIKELIHOOD_FILE,
     RASTER,
     RESULTS_FILE,
     Record,
-    Results,
     appending,
     check_same,
     file_name,
@@ -54,7 +54,6 @@ from diagd.evaluation.results import (
     read_results,
     video_path,
 )
-from diagd.evaluation.tables import CLIPS, STRATEGY, Column
 from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import Clip, find_clips
 from diagd.files import read_lines
@@ -390,28 +389,6 @@ def _check_world(world: VideoGenerator, options: EvaluateOptions, model: str) ->
             world.vocabulary.tokens_of(action)
 
 
-LIKELIHOOD = (
-    *(STRATEGY, CLIPS),
-    Column("nll", "nats a token", "{:.4f}"),
-    Column("gap", "gap to raster", "{:+.4f}"),
-    Column("gap_error", "± error", "{:.4f}"),
-)
-
-
-def compare_likelihood(results: Results) -> Comparison:
-    """Return likelihood and gap of each model and strategy, on the clips that raster has too."""
-    by_key: dict[tuple[str, str], dict[str, float]] = {}
-    for line in results.clips:
-        by_key.setdefault((line["model"], line["strategy"]), {})[line["clip"]] = line["nll"]
-    rows = []
-    for (model, strategy), clips in by_key.items():
-        raster = by_key[model, RASTER]
-        pairs = [(nll, raster[clip]) for clip, nll in clips.items() if clip in raster]
-        gap = gap_to_raster(*torch.tensor(pairs, dtype=torch.float64).T)
-        rows.append({"model": model, "strategy": strategy, "clips": len(pairs), **gap})
-    return Comparison(rows, LIKELIHOOD, [])
-
-
 def main(options: EvaluateOptions) -> dict[str, Any]:
     """Measure what is not there yet, print the tables, and name the clips that `failed`.
 
@@ -451,12 +428,8 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
         if clip not in failed
         for strategy in options.names()
     ]
-    file, summarize = RESULTS_FILE, compare
-    if options.teacher_forced:
-        file, summarize = LIKELIHOOD_FILE, compare_likelihood
-    elif of_images:
-        file, summarize = IMAGES_FILE, compare_images
-    path = options.out / file
+    file = IMAGES_FILE if of_images else RESULTS_FILE
+    path = options.out / (LIKELIHOOD_FILE if options.teacher_forced else file)
     num_measured = 0
     with appending(path) as append:
         before = read_results(path)
@@ -479,7 +452,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     results = read_results(path)
     if not results.clips:
         raise ValueError(next(iter(failed.values())))
-    comparison = summarize(results)
+    comparison = COMPARE[path.name](results)
     console = make_console()
     comparison.print(console)
     for clip, why in failed.items():

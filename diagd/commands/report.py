@@ -21,21 +21,30 @@ from torch import Tensor
 
 from diagd.console import make_console
 from diagd.data.video import contact_sheet, read_video, write_video
-from diagd.evaluation.comparison import DIFFERENCES, METRICS, Comparison, compare
+from diagd.evaluation.comparison import (
+    DIFFERENCES,
+    METRICS,
+    MODEL,
+    STRATEGY,
+    Column,
+    Comparison,
+    Groups,
+    Row,
+    Table,
+    compare,
+    grouped,
+    per_horizon,
+)
 from diagd.evaluation.options import ReportOptions
 from diagd.evaluation.results import (
     BASELINES,
     RASTER,
     RESULTS_FILE,
-    Groups,
     Record,
     Results,
     file_name,
-    grouped,
-    per_horizon,
     read_results,
 )
-from diagd.evaluation.tables import MODEL, STRATEGY, Column, Row, Table
 from diagd.files import save_figure, write_text
 
 TEMPLATES = Environment(

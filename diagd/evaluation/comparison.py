@@ -1,35 +1,282 @@
-"""Summary of an evaluation: rows, the columns that show them, and notes on how to read them."""
+"""Summary of an evaluation: rows, tables of columns that are specified once, notes for readers."""
 
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from numpy.typing import ArrayLike, NDArray
 from rich.console import Console
 
+from diagd.console import print_table
+from diagd.decoding.teacher_forcing import gap_to_raster
 from diagd.evaluation.results import (
-    DISTANCES,
-    QUALITY,
+    BASELINES,
+    CHANCE,
+    IMAGES_FILE,
+    LIKELIHOOD_FILE,
     RASTER,
+    RESULTS_FILE,
+    REVISIT_BASELINES,
     Record,
     Results,
-    bias_notes,
-    distance_of,
-    grouped,
-    mean_and_interval,
-    per_horizon,
-    quality_of,
-    summarize,
     unpack,
 )
-from diagd.evaluation.tables import CLIPS, MODEL, STRATEGY, Column, Row, Table
 from diagd.metrics.frechet import frechet_distance
 
-DRIFT_FRAMES = 256  # dreamt where no other number is asked for
+Row = dict[str, Any]  # as in the JSON of a command
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table."""
+
+    key: str  # of the value in a row; `psnr.mean` is row["psnr"]["mean"]
+    heading: str
+    form: str = "{}"  # formats a value
+    interval: str | None = None  # key of the value's 95% interval, a pair
+    better: Literal["higher", "lower"] | None = None  # of two values; None where neither is
+    is_label: bool = False  # it names the row
+
+    def value(self, row: Row) -> Any:
+        return _look_up(row, self.key)
+
+    def cell(self, row: Row, brackets: bool) -> str:
+        """Format the value with its interval, in brackets or as plus and minus half its width."""
+        value = self.value(row)
+        interval = self.interval and _look_up(row, self.interval)
+        if value is None:
+            return "-"
+        text = self.form.format(value)
+        if not interval:
+            return text
+        low, high = interval
+        if brackets:
+            return f"{text} [{self.form.format(low)}, {self.form.format(high)}]"
+        return f"{text} ±{self.form.format((high - low) / 2).lstrip('+')}"
+
+    @property
+    def titled(self) -> str:
+        """The heading, with an arrow that points to better values."""
+        return self.heading + {"higher": "↑", "lower": "↓", None: ""}[self.better]
+
+
+def _look_up(row: Row, key: str) -> Any:
+    name, _, rest = key.partition(".")
+    value = row.get(name)
+    return _look_up(value, rest) if rest and value is not None else value
+
+
+MODEL = Column("model", "model", is_label=True)
+STRATEGY = Column("strategy", "strategy", is_label=True)
+CLIPS = Column("clips", "clips", is_label=True)
+
+
+class Table:
+    """Rows and columns, without those that hold nothing but labels."""
+
+    def __init__(self, columns: Sequence[Column], rows: Sequence[Row]) -> None:
+        self.columns = [
+            column
+            for column in columns
+            if column.is_label or any(column.value(row) is not None for row in rows)
+        ]
+        numbers = [column for column in self.columns if not column.is_label]
+        self.rows = [row for row in rows if any(one.value(row) is not None for one in numbers)]
+
+    def cells(self, row: Row, brackets: bool = False) -> list[str]:
+        return [column.cell(row, brackets) for column in self.columns]
+
+    def best(self) -> set[tuple[int, int]]:
+        """Return (row, column) of the best value among the strategies of each model."""
+        found = set[tuple[int, int]]()
+        for place, column in enumerate(self.columns):
+            for model in {row["model"] for row in self.rows} if column.better else ():
+                values = {
+                    number: column.value(row)
+                    for number, row in enumerate(self.rows)
+                    if row["model"] == model and row["strategy"] not in BASELINES
+                }
+                known = {value for value in values.values() if value is not None}
+                if len(known) > 1:
+                    best = max(known) if column.better == "higher" else min(known)
+                    found |= {(number, place) for number, value in values.items() if value == best}
+        return found
+
+    def print(self, console: Console) -> None:
+        num_labels = sum(column.is_label for column in self.columns)
+        header = [column.heading for column in self.columns]
+        for model in dict.fromkeys(row["model"] for row in self.rows):
+            own = [self.cells(row) for row in self.rows if row["model"] == model]
+            print_table(console, model, header, own, num_labels)
+
+
+class Comparison(NamedTuple):
+    """Rows as in the JSON, how to show them, and how to read them."""
+
+    rows: list[Row]
+    columns: tuple[Column, ...]
+    notes: list[str]
+
+    def print(self, console: Console) -> None:
+        Table(self.columns, self.rows).print(console)
+        for note in self.notes:
+            console.print(note)
+
+    def table(self) -> Table:
+        """Return one table of all models."""
+        return Table((MODEL, *self.columns), self.rows)
+
+
+QUALITY = ("psnr", "ssim", "lpips")
+DISTANCES = ("fvd", "tfd")
+RESAMPLES = 10_000
+LEVEL = 0.95
+
+Groups = dict[tuple[str, str], dict[str, Record]]  # (model, strategy) -> clip -> its line
+
+
+def grouped(results: Results) -> Groups:
+    """Sort lines by model and strategy: raster, others by falling number of steps, baselines."""
+    models = list(dict.fromkeys(label for run in results.runs for label in run["models"]))
+    groups: Groups = {}
+    for record in sorted(results.clips, key=lambda record: record["clip"]):
+        groups.setdefault((record["model"], record["strategy"]), {})[record["clip"]] = record
+
+    def rank(key: tuple[str, str]) -> tuple[Any, ...]:
+        model, strategy = key
+        steps = _speed(groups[key])["num_steps"] or 0.0
+        return models.index(model), strategy in BASELINES, strategy != RASTER, -steps, strategy
+
+    return {key: groups[key] for key in sorted(groups, key=rank)}
+
+
+def bootstrap_interval(values: NDArray[np.float64]) -> list[float] | None:
+    """Return the 95% interval of the mean of (N,) values; None of fewer than two."""
+    if len(values) < 2:
+        return None
+    draws = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
+    return np.quantile(values[draws].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+
+
+def mean_and_interval(name: str, values: ArrayLike) -> dict[str, Any]:
+    """Return the mean of (N,) values by its name, None of none, and its interval."""
+    own = np.asarray(values)
+    mean = float(own.mean()) if len(own) else None
+    return {name: mean, f"{name}_interval": bootstrap_interval(own)}
+
+
+def bias_notes(name: str, distances: Iterable[dict[str, Any] | None]) -> list[str]:
+    """Warn of a Frechet distance that rests on too few samples, as `distance_of` tells."""
+    sizes = [(one["samples"], one["dimension"]) for one in distances if one]
+    few = sorted((samples, dimension) for samples, dimension in sizes if samples <= dimension)
+    return [
+        f"Warning: {name.upper()} of {samples} samples in {dimension} dimensions is too high: its "
+        f"covariance needs at least {dimension + 1}. More clips help (--num-clips); compare only "
+        "rows of equally many."
+        for samples, dimension in few[:1]
+    ]
+
+
+def summarize(results: Results) -> list[dict[str, Any]]:
+    """Return one row for each model and strategy, and for each baseline but the truth.
+
+    A row holds `clips`; for each metric `{"mean", "interval", "difference", "difference_interval"}`
+    (the last two against raster of the same model on the clips both have); for each distance
+    `{"value", "samples", "dimension", "clips"}`. For a strategy there are medians of speed,
+    `fed_per_token`, `speedup` and `step_ratio` (over raster), `equal_to_raster` (share of tokens,
+    over all clips that raster was run on) and `lossless` (see `Strategy.promise`).
+    """
+    groups = grouped(results)
+    rows = []
+    for (model, strategy), clips in groups.items():
+        if strategy == "truth":
+            continue
+        raster, truth = (groups.get((model, name), {}) for name in (RASTER, "truth"))
+        others = {} if strategy == RASTER else raster
+        row: dict[str, Any] = {"model": model, "strategy": strategy, "clips": len(clips)}
+        row |= {metric: quality_of(metric, clips, others) for metric in QUALITY}
+        row |= {name: distance_of(name, clips, truth) for name in DISTANCES}
+        speed, reference = _speed(clips), _speed(others)
+        row |= speed
+        row["speedup"] = _ratio(speed["frames_per_second"], reference["frames_per_second"])
+        row["step_ratio"] = _ratio(reference["num_steps"], speed["num_steps"])
+        row["equal_to_raster"] = _agreement(clips, raster)
+        row["lossless"] = next(iter(clips.values())).get("lossless")
+        rows.append(row)
+    return rows
+
+
+def per_horizon(clips: dict[str, Record], metric: str) -> NDArray[np.float64] | None:
+    """Return the (N, T) values of a metric, one row a clip; None if it was not measured."""
+    rows = [record["quality"][metric] for record in clips.values() if metric in record["quality"]]
+    return np.array(rows, dtype=np.float64) if rows else None
+
+
+def quality_of(
+    metric: str, clips: dict[str, Record], raster: dict[str, Record]
+) -> dict[str, Any] | None:
+    """Return a metric of a strategy as in a row of `summarize`; None if it was not measured."""
+    values = per_horizon(clips, metric)
+    if values is None:
+        return None
+    means = dict(zip(clips, values.mean(axis=1), strict=True))
+    both = {clip: record for clip, record in raster.items() if clip in means}
+    reference = per_horizon(both, metric)
+    pairs = [] if reference is None else [means[clip] for clip in both] - reference.mean(axis=1)
+    interval = bootstrap_interval(values.mean(axis=1))
+    difference = mean_and_interval("difference", pairs)
+    return {"mean": float(values.mean()), "interval": interval, **difference}
+
+
+def distance_of(
+    name: str, clips: dict[str, Record], truth: dict[str, Record]
+) -> dict[str, Any] | None:
+    """Return a distance from what is true, of the same names, as in a row of `summarize`."""
+    both = [clip for clip in clips if clip in truth and name in truth[clip]["features"]]
+    if not both or name not in clips[both[0]]["features"]:
+        return None
+    features, reference = (
+        np.concatenate([np.atleast_2d(unpack(lines[clip]["features"][name])) for clip in both])
+        for lines in (clips, truth)
+    )
+    samples, dimension = features.shape
+    value = frechet_distance(features, reference) if samples > 1 else None
+    return {"value": value, "samples": samples, "dimension": dimension, "clips": len(both)}
+
+
+def _speed(clips: dict[str, Record]) -> dict[str, float | None]:
+    """Return medians over clips of speed, and how often a token was fed for each that came out."""
+    decoded = [record for record in clips.values() if record["stats"]]
+    names = ("num_steps", "frames_per_second", "tokens_per_second")
+    values = {name: [record["stats"][name] for record in decoded] for name in names}
+    values["fed_per_token"] = [
+        record["stats"]["num_fed"] / math.prod(record["tokens"]["shape"]) for record in decoded
+    ]
+    return {name: float(np.median(own)) if own else None for name, own in values.items()}
+
+
+def _ratio(value: float | None, other: float | None) -> float | None:
+    return value / other if value and other else None
+
+
+def _agreement(clips: dict[str, Record], raster: dict[str, Record]) -> float | None:
+    """Return the share of tokens equal to raster's on the same clips with the same seeds."""
+    shares = [
+        np.mean(unpack(record["tokens"]) == unpack(raster[clip]["tokens"]))
+        for clip, record in clips.items()
+        if "tokens" in record and clip in raster
+    ]
+    return float(np.mean(shares)) if shares else None
+
+
 EIGHT = 8  # frames that a row of the table speaks of
-FRAMES = Column("frames", "frames", "{0[0]}-{0[1]}", is_label=True)
-SAMPLES = Column("samples", "samples", is_label=True)
 DRIFT_COLUMNS = (
-    *(STRATEGY, FRAMES, SAMPLES),
+    STRATEGY,
+    Column("frames", "frames", "{0[0]}-{0[1]}", is_label=True),
+    Column("samples", "samples", is_label=True),
     Column("tfd", "TFD", "{:.3f}", better="lower"),
     Column("psnr", "PSNR", "{:.2f}", better="higher"),
     Column("ssim", "SSIM", "{:.3f}", better="higher"),
@@ -40,8 +287,8 @@ DRIFT_COLUMNS = (
 )
 
 
-def summarize_drift(results: Results) -> list[dict[str, Any]]:
-    """Return one row for each model, strategy and eight of frames of a dream that goes on and on.
+def compare_drift(results: Results) -> Comparison:
+    """Make a row for each model, strategy and eight of frames of a dream that goes on and on.
 
     TFD is read against the true frames of all clips and moments: a walk looks the same however long
     it has lasted. That reference is one for all eights, and each eight has equally many frames of
@@ -60,7 +307,20 @@ def summarize_drift(results: Results) -> list[dict[str, Any]]:
             end = min(start + EIGHT, length)
             row = {"model": model, "strategy": strategy, "frames": [start + 1, end]}
             rows.append(row | _eight(clips, truth, slice(start, end)))
-    return rows
+    packed = [one["features"]["tfd"] for one in results.clips if "tfd" in one["features"]]
+    dimension = max((features["shape"][1] for features in packed), default=0)
+    notes = [
+        f"Every clip's first {results.runs[-1]['settings']['context_frames']} frames are given; "
+        "where its actions are over, they begin again. PSNR and SSIM are against the true frame of "
+        "the moment, as long as there is one.",
+        "TFD is the Frechet distance of these frames to all true frames, in statistics of our own "
+        "tokenizer's latents; the row of the truth shows what it is without drift.",
+        "Sharpness (variance of the Laplacian) is a multiple of the true frames'. Repeated is the "
+        "share of tokens equal to the frame before's, distinct how many ids a frame has a token. "
+        "The truth shows what is right, the reconstruction what the tokenizer can show of it.",
+        *bias_notes("tfd", [{"samples": row["samples"], "dimension": dimension} for row in rows]),
+    ]
+    return Comparison(rows, DRIFT_COLUMNS, notes)
 
 
 def _eight(clips: dict[str, Record], truth: dict[str, Record], frames: slice) -> dict[str, Any]:
@@ -88,27 +348,6 @@ def _features(clips: dict[str, Record], frames: slice) -> NDArray[np.float32]:
     return np.concatenate(found) if found else np.empty((0, 0), np.float32)
 
 
-def drift_notes(results: Results, rows: list[dict[str, Any]]) -> list[str]:
-    notes = [
-        f"Every clip's first {results.runs[-1]['settings']['context_frames']} frames are given; "
-        "where its actions are over, they begin again. PSNR and SSIM are against the true frame of "
-        "the moment, as long as there is one.",
-        "TFD is the Frechet distance of these frames to all true frames, in statistics of our own "
-        "tokenizer's latents; the row of the truth shows what it is without drift.",
-        "Sharpness (variance of the Laplacian) is a multiple of the true frames'. Repeated is the "
-        "share of tokens equal to the frame before's, distinct how many ids a frame has a token. "
-        "The truth shows what is right, the reconstruction what the tokenizer can show of it.",
-    ]
-    packed = [one["features"]["tfd"] for one in results.clips if "tfd" in one["features"]]
-    dimension = max((features["shape"][1] for features in packed), default=0)
-    sizes = [{"samples": row["samples"], "dimension": dimension} for row in rows]
-    return notes + bias_notes("tfd", sizes)
-
-
-CHANCE = "chance"
-REVISIT_BASELINES = ("reconstruction", CHANCE)
-
-
 def _revisit_columns(name: str, digits: int) -> tuple[Column, ...]:
     form, signed, above = f"{{:.{digits}f}}", f"{{:+.{digits}f}}", f"{name}.above"
     return (
@@ -132,8 +371,8 @@ def walk(away: str, back: str, still: str, num_frames: int) -> list[str]:
     return [away] * num_frames + [still] + [back] * num_frames
 
 
-def summarize_revisit(results: Results) -> list[dict[str, Any]]:
-    """Return one row for each model and strategy: does a world remember where one turned away?
+def compare_revisit(results: Results) -> Comparison:
+    """Make a row for each model and strategy: does a world remember where one turned away?
 
     A dream turns away from the last given picture, stands still for a frame, and turns back; then
     it should show that picture again. Chance is the last given picture of another clip. ViZDoom's
@@ -144,14 +383,22 @@ def summarize_revisit(results: Results) -> list[dict[str, Any]]:
     and `turned`, of the frame at the turning point; how far `back` is above `turned`, and above
     chance on the same clips, with 95% intervals. Baselines do not turn.
     """
-    groups = grouped(results)
+    settings, groups = results.runs[-1]["settings"], grouped(results)
     rows = []
     for (model, strategy), clips in groups.items():
         chance = {} if strategy == CHANCE else groups.get((model, CHANCE), {})
-        turning = None if strategy in REVISIT_BASELINES else results.runs[-1]["settings"]["revisit"]
+        turning = None if strategy in REVISIT_BASELINES else settings["revisit"]
         row = {"model": model, "strategy": strategy, "clips": len(clips)}
         rows.append(row | {name: _revisited(name, clips, chance, turning) for name in QUALITY})
-    return rows
+    away, back = settings["revisit_actions"]
+    notes = [
+        f"After {settings['context_frames']} given frames: {away} for {settings['revisit']}, "
+        f"nothing for one, {back} for {settings['revisit']}. All frames are compared with the last "
+        "given one: turned is the one at the turning point, back the last one.",
+        "Chance is the last given picture of another clip; the reconstruction is the best that the "
+        "tokenizer can show. Intervals are 95% bootstrap intervals over clips, paired.",
+    ]
+    return Comparison(rows, REVISIT_COLUMNS, notes)
 
 
 def _revisited(
@@ -170,17 +417,6 @@ def _revisited(
         **mean_and_interval("above_turned", [] if turned is None else back - turned),
         **mean_and_interval("above_chance", above_chance),
     }
-
-
-def revisit_notes(settings: Record) -> list[str]:
-    away, back = settings["revisit_actions"]
-    return [
-        f"After {settings['context_frames']} given frames: {away} for {settings['revisit']}, "
-        f"nothing for one, {back} for {settings['revisit']}. All frames are compared with the last "
-        "given one: turned is the one at the turning point, back the last one.",
-        "Chance is the last given picture of another clip; the reconstruction is the best that the "
-        "tokenizer can show. Intervals are 95% bootstrap intervals over clips, paired.",
-    ]
 
 
 METRICS = (
@@ -206,32 +442,13 @@ DIFFERENCES = (
 )
 
 
-class Comparison(NamedTuple):
-    """Rows as in the JSON, how to show them, and how to read them."""
-
-    rows: list[Row]
-    columns: tuple[Column, ...]
-    notes: list[str]
-
-    def print(self, console: Console) -> None:
-        """Print a table for each model, and the notes."""
-        Table(self.columns, self.rows).print(console)
-        for note in self.notes:
-            console.print(note)
-
-    def table(self) -> Table:
-        """Return one table of all models."""
-        return Table((MODEL, *self.columns), self.rows)
-
-
 def compare(results: Results) -> Comparison:
     """Sum up quality and speed, or drift, or the way back, whichever was measured."""
     settings = results.runs[-1]["settings"]
     if settings["drift"]:
-        rows = summarize_drift(results)
-        return Comparison(rows, DRIFT_COLUMNS, drift_notes(results, rows))
+        return compare_drift(results)
     if settings["revisit"]:
-        return Comparison(summarize_revisit(results), REVISIT_COLUMNS, revisit_notes(settings))
+        return compare_revisit(results)
     rows = summarize(results)
     return Comparison(rows, (STRATEGY, CLIPS, *METRICS, *SPEED), _notes(results, rows))
 
@@ -273,9 +490,9 @@ def _notes(results: Results, rows: list[Row]) -> list[str]:
     return notes
 
 
-IMAGES = Column("clips", "images", is_label=True)
 IMAGE_COLUMNS = (
-    *(STRATEGY, IMAGES),
+    STRATEGY,
+    Column("clips", "images", is_label=True),
     Column("nll.mean", "nats a token", "{:.3f}", better="lower"),
     Column("nll.difference", "above raster", "{:+.3f}", "nll.difference_interval"),
     *METRICS[:3],  # PSNR, SSIM and LPIPS
@@ -310,3 +527,32 @@ def compare_images(results: Results) -> Comparison:
         notes.append(f"FID: from raster's images, detector_sha256 {detector['detector_sha256']}.")
     notes += bias_notes("fid", [row["fid"] for row in rows])
     return Comparison(rows, IMAGE_COLUMNS, notes)
+
+
+LIKELIHOOD = (
+    *(STRATEGY, CLIPS),
+    Column("nll", "nats a token", "{:.4f}"),
+    Column("gap", "gap to raster", "{:+.4f}"),
+    Column("gap_error", "± error", "{:.4f}"),
+)
+
+
+def compare_likelihood(results: Results) -> Comparison:
+    """Return likelihood and gap of each model and strategy, on the clips that raster has too."""
+    by_key: dict[tuple[str, str], dict[str, float]] = {}
+    for line in results.clips:
+        by_key.setdefault((line["model"], line["strategy"]), {})[line["clip"]] = line["nll"]
+    rows = []
+    for (model, strategy), clips in by_key.items():
+        raster = by_key[model, RASTER]
+        pairs = [(nll, raster[clip]) for clip, nll in clips.items() if clip in raster]
+        gap = gap_to_raster(*torch.tensor(pairs, dtype=torch.float64).T)
+        rows.append({"model": model, "strategy": strategy, "clips": len(pairs), **gap})
+    return Comparison(rows, LIKELIHOOD, [])
+
+
+COMPARE = {  # what sums up a file of results
+    RESULTS_FILE: compare,
+    LIKELIHOOD_FILE: compare_likelihood,
+    IMAGES_FILE: compare_images,
+}

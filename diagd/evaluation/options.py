@@ -10,8 +10,7 @@ from diagd.backends.names import DTypeChoice, DTypeName
 from diagd.checks import check_at_least
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.strategies.table import Conditions, Strategy, parse_strategies
-from diagd.evaluation.comparison import DRIFT_FRAMES, REVISIT_BASELINES
-from diagd.evaluation.results import BASELINES, RASTER
+from diagd.evaluation.results import BASELINES, RASTER, REVISIT_BASELINES
 from diagd.families.defaults import GenerationDefaults
 from diagd.flags import Device, OutputFile, OutputFolder, output_file
 from diagd.metrics.frechet import MIN_FRAMES, Preprocessing
@@ -34,7 +33,7 @@ PROTOCOLS = {
     "wham": Protocol(100, 100, 10, fps=10),
     "mc-ar": Protocol(100, 16, 1),  # VPT
 }
-
+DRIFT_FRAMES = 256  # dreamt where no other number is asked for
 
 Models = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])]
 Prompts = Annotated[Path, tyro.conf.arg(aliases=["--prompts"])]

@@ -59,7 +59,7 @@ def test_every_eight_of_frames_is_compared_with_all_true_frames():
         *("model", "strategy", "frames", "samples"),
         *("TFD", "PSNR", "sharpness", "repeated", "distinct"),
     ]
-    cells = table.cells(brackets=True)[2]
+    cells = table.cells(table.rows[2], brackets=True)
     assert (cells[1:3], cells[5]) == (["k=1", "17-20"], "-")
     assert not any("Warning" in note for note in comparison.notes)
 

@@ -35,8 +35,8 @@ def test_the_last_frame_is_compared_with_the_turning_point_and_with_chance():
         *("model", "strategy", "clips"),
         *("PSNR turned", "back", "back - turned", "back - chance"),
     ]
-    cells = [line[1:] for line in table.cells(brackets=True)]
+    cells = [table.cells(row, brackets=True)[1:] for row in table.rows]
     dream = ["k=1", "2", "11.00", "22.00", "+11.00 [+8.00, +14.00]", "+12.00 [+11.00, +13.00]"]
     assert dream in cells
     assert ["chance", "2", "-", "10.00", "-", "-"] in cells
-    assert "+11.00 ±3.00" in [cell for line in table.cells(brackets=False) for cell in line]
+    assert "+11.00 ±3.00" in [cell for row in table.rows for cell in table.cells(row)]

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap
 
-from diagd.evaluation.results import Results, bootstrap_interval, grouped, pack, summarize, unpack
+from diagd.evaluation.comparison import bootstrap_interval, grouped, summarize
+from diagd.evaluation.results import Results, pack, unpack
 from diagd.metrics.frechet import frechet_distance
 from tests.evaluation.lines import clip_line, run_line
 

@@ -3,9 +3,17 @@ import numpy as np
 from diagd.commands import report
 from diagd.commands.report import plot_frontier, plot_horizons
 from diagd.console import make_console
-from diagd.evaluation.comparison import DIFFERENCES, compare
-from diagd.evaluation.results import Results, grouped, summarize
-from diagd.evaluation.tables import MODEL, STRATEGY, Column, Table
+from diagd.evaluation.comparison import (
+    DIFFERENCES,
+    MODEL,
+    STRATEGY,
+    Column,
+    Table,
+    compare,
+    grouped,
+    summarize,
+)
+from diagd.evaluation.results import Results
 from tests.evaluation.lines import clip_line, run_line
 
 
@@ -43,7 +51,7 @@ def test_differences_are_to_raster_with_the_gain_in_speed():
     table = Table((MODEL, STRATEGY, *DIFFERENCES), rows)
     titles = ["ΔPSNR", "ΔSSIM", "ΔLPIPS", "speedup", "fewer steps"]
     assert [column.titled for column in table.columns[2:]] == titles
-    cells = table.cells(brackets=True)
+    cells = [table.cells(row, brackets=True) for row in table.rows]
     assert cells[0][:3] == ["tiny", "k=1", "-0.50 [-0.50, -0.50]"]
     assert cells[0][3].startswith("+0.1000 [")
     assert cells[0][5:] == ["2.14x", "2.14x"]
@@ -86,12 +94,13 @@ def test_a_table_is_written_as_markdown_and_on_the_page():
     columns = STRATEGY, Column("number", "n", "{:.1f}", "interval", "higher")
     row = {"model": "m", "strategy": "x|<z>", "number": 1.0, "interval": [0.5, 2.0]}
     table = Table(columns, [row, row | {"strategy": "k=1", "number": 0.5, "interval": None}])
-    assert table.markdown() == (
-        "| strategy | n↑ |\n| --- | ---: |\n| x\\|<z> | **1.0 [0.5, 2.0]** |\n| k=1 | 0.5 |"
+    parts = {"title": "t", "lead": "l", "sections": [report.Section("s", table=table)]}
+    assert report.TEMPLATES.get_template("report.md").render(parts) == (
+        "# t\n\nl\n\n## s\n\n| strategy | n↑ |\n| --- | ---: |\n"
+        "| x\\|<z> | **1.0 [0.5, 2.0]** |\n| k=1 | 0.5 |\n"
     )
     cells = "<td>x|&lt;z&gt;</td><td class=best>1.0<br><small>[0.5, 2.0]</small></td>"
-    template = report.TEMPLATES.get_template("report.html")
-    page = template.render(title="t", lead="l", sections=[report.Section("s", table=table)])
+    page = report.TEMPLATES.get_template("report.html").render(parts)
     assert f"<tr class=first>{cells}</tr>\n<tr><td>k=1</td>" in page
 
 
