@@ -231,13 +231,18 @@ def row_timing(movements: Sequence[Tensor], actions: Sequence[Tensor]) -> RowTim
     ids, nothing = torch.cat([torch.zeros(0, dtype=torch.int64), *actions]), RowTiming({}, {})
     if len(ids.unique()) < 2 or not any(movement.std() > 0 for movement in movements):
         return nothing
-    principal = _principal_components(movements)
+    together = torch.cat(list(movements))
+    mean, spread = together.mean(dim=0), together.std(dim=0) + 1e-6
+    standard = ((together - mean) / spread).clamp(-3, 3)
+    _, directions = torch.linalg.eigh(standard.T @ standard / len(standard))
+    projected = standard @ directions[:, -COMPONENTS:]
+    principal = projected.split([len(movement) for movement in movements])
     rows = [functional.one_hot(action, int(ids.max()) + 1).float() for action in actions]
     gains, scores = dict[int, float](), dict[int, float]()
     for shift in SHIFTS:
         samples = [_samples(m, r, shift) for m, r in zip(principal, rows, strict=True)]
-        given, seen, wanted = (torch.cat(parts) for parts in zip(*samples, strict=True))
-        numbers = [_chunks(len(part[2])) + 1000 * clip for clip, part in enumerate(samples)]
+        numbers = [chunks + 1000 * clip for clip, (*_, chunks) in enumerate(samples)]
+        given, seen, wanted, _ = (torch.cat(parts) for parts in zip(*samples, strict=True))
         _, chunks = torch.cat(numbers).unique(return_inverse=True)
         if len(chunks.unique()) < MIN_CHUNKS:
             return nothing
@@ -252,28 +257,18 @@ def row_timing(movements: Sequence[Tensor], actions: Sequence[Tensor]) -> RowTim
     return RowTiming(gains, scores)
 
 
-def _principal_components(movements: Sequence[Tensor]) -> list[Tensor]:
-    """Standardise, cut outliers, and keep the strongest components of all clips' movements."""
-    together = torch.cat(list(movements))
-    mean, spread = together.mean(dim=0), together.std(dim=0) + 1e-6
-    standard = ((together - mean) / spread).clamp(-3, 3)
-    _, directions = torch.linalg.eigh(standard.T @ standard / len(standard))
-    projected = standard @ directions[:, -COMPONENTS:]
-    return list(projected.split([len(movement) for movement in movements]))
+def _samples(movement: Tensor, rows: Tensor, shift: int) -> tuple[Tensor, ...]:
+    """Return what is given, what is seen, which row is wanted, and the chunk, of each frame.
 
-
-def _samples(movement: Tensor, rows: Tensor, shift: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what is given, what is seen and which row is wanted, for each frame that has all."""
+    What is left over at the end of a clip belongs to its last chunk.
+    """
     first = 1 + ROWS_BEFORE + max(SHIFTS)  # the row of frame 0 led to nothing
     frames = torch.arange(first, max(first, len(rows) - max(SHIFTS)))
     before = [rows[frames + shift - back] for back in range(1, ROWS_BEFORE + 1)]
     given = torch.cat([*before, movement[frames - 2]], dim=1)
-    return given, movement[frames - 1], rows[frames + shift]
-
-
-def _chunks(count: int) -> Tensor:
-    """Number the chunks of a clip's frames; what is left over belongs to the last one."""
-    return (torch.arange(count) // CHUNK_FRAMES).clamp(max=max(count // CHUNK_FRAMES - 1, 0))
+    last = max(len(frames) // CHUNK_FRAMES - 1, 0)
+    chunks = (torch.arange(len(frames)) // CHUNK_FRAMES).clamp(max=last)
+    return given, movement[frames - 1], rows[frames + shift], chunks
 
 
 def _errors(inputs: Tensor, wanted: Tensor, chunks: Tensor) -> Tensor:
@@ -325,40 +320,36 @@ def _print_report(report: ClipsReport) -> None:
             f"{float(first.fps):g} a second: {seconds // 60}:{seconds % 60:02d} minutes"
         )
         if report.timing is not None:
-            _print_rows(console, first)
-            cells = "{0.frames} {0.share:.1%} {0.held_frames:.1f} {0.change:.1f}"
-            rows = [[name, *cells.format(use).split()] for name, use in report.uses.items()]
-            print_table(console, "", ["action", "frames", "share", "held for", "change"], rows)
-            console.print(
-                "held for: frames, on average; change: of a pixel from frame to frame, of 255"
-            )
-            _print_timing(console, report.timing)
+            _print_actions(console, first, report.uses, report.timing)
     for kind, lines in (("note", report.notes), ("problem", report.problems[1:])):
         for line in lines:
             console.print(f"{kind}: {line}")
 
 
-def _print_rows(console: Console, clip: CheckedClip) -> None:
-    """Explain in one sentence, and show, how rows and frames belong together."""
-    actions = clip.actions
+def _print_actions(
+    console: Console, first: CheckedClip, uses: dict[str, ActionUse], timing: RowTiming
+) -> None:
+    """Show how rows and frames belong together, how actions are used, and which row led where."""
+    actions = first.actions
     changes = (t for t in range(2, len(actions)) if actions[t] != actions[t - 1])
     start = max(min(next(changes, 2) - 2, len(actions) - SHOWN_FRAMES), 0)
     console.print(
         "Row t of an action file, counted from 0, is read as the action that led from frame t - 1 "
-        f"to frame t. In {clip.path.name}:"
+        f"to frame t. In {first.path.name}:"
     )
     for t in range(start, min(start + SHOWN_FRAMES, len(actions))):
         came = f"frame {t - 1} -> {actions[t]} -> " if t else f"({actions[0]}, at the start) "
         console.print(f"  row {t}: {came}frame {t}")
-
-
-def _print_timing(console: Console, timing: RowTiming) -> None:
+    cells = "{0.frames} {0.share:.1%} {0.held_frames:.1f} {0.change:.1f}"
+    lines = [[name, *cells.format(use).split()] for name, use in uses.items()]
+    print_table(console, "", ["action", "frames", "share", "held for", "change"], lines)
+    console.print("held for: frames, on average; change: of a pixel from frame to frame, of 255")
     if timing.gains:
-        rows = []
+        lines = []
         for n, gain in timing.gains.items():
-            mark = " <-" * (n == timing.found)
-            rows.append([ROWS[n] + mark, f"{max(gain, 0):.1%}", f"{timing.scores[n]:.1f}"])
-        print_table(console, "", ["frame t tells of", "gain", "standard errors"], rows)
+            name = ROWS[n] + " <-" * (n == timing.found)
+            lines.append([name, f"{max(gain, 0):.1%}", f"{timing.scores[n]:.1f}"])
+        print_table(console, "", ["frame t tells of", "gain", "standard errors"], lines)
         console.print("gain: how much the movement into frame t tells beyond the rows before")
     if timing.found == 0:
         console.print("So row t led to frame t, as it should.")

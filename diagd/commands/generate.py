@@ -89,19 +89,19 @@ class PromptWorker:
 
     def _read_actions(self, asked: str | None) -> list[str]:
         """Read actions from a jsonl file, or from text whose last one goes on to the end."""
-        codec = self.world.vocabulary
+        codec, wanted = self.world.vocabulary, self.num_frames
         if asked is None:
             return []
         if codec is None:
             raise ValueError("this model takes no actions")
         if asked.endswith(".jsonl"):
             return self._one_a_frame(read_actions(asked, codec))
-        actions, wanted = parse_actions(asked, codec), self.num_frames
-        if 1 < len(actions) < wanted:
+        actions = parse_actions(asked, codec)
+        if 1 < (given := len(actions)) < wanted:
             self._notes.append(
-                f"{len(actions)} actions for {wanted} frames: {actions[-1]!r} goes on to the end"
+                f"{given} actions for {wanted} frames: {actions[-1]!r} goes on to the end"
             )
-        return self._one_a_frame(actions + actions[-1:] * (wanted - len(actions)))
+        return self._one_a_frame(actions + actions[-1:] * (wanted - given))
 
     def _one_a_frame(self, actions: list[str]) -> list[str]:
         wanted, given = self.num_frames, len(actions)
@@ -113,15 +113,15 @@ class PromptWorker:
     def read(self, path: Path | None = None) -> Prompt:
         """Read a prompt, by default the world's own, with one coming action for each frame."""
         folder, codec = WorldSource(self.options.model).folder, self.world.vocabulary
-        is_own = path is None
-        if path is None and self.world.defaults.context_frames:
-            path = folder / "prompt.mp4"
-            if not path.is_file():
-                raise FileNotFoundError(f"no {path} to go on from: give --prompt")
+        own = folder / "prompt.mp4" if self.world.defaults.context_frames else None
+        if path is None and own and not own.is_file():
+            raise FileNotFoundError(f"no {own} to go on from: give --prompt")
         given = self.options.context_frames
-        prompt = self.world.read_prompt(path, context_frames=given, num_frames=self.num_frames)
+        prompt = self.world.read_prompt(
+            path or own, context_frames=given, num_frames=self.num_frames
+        )
         notes = [*prompt.notes]
-        if not is_own:
+        if path is not None:
             notes += likeness_notes(self.world.tokenizer, folder, prompt.frames[-1])
         actions = self._actions or prompt.coming_actions
         if codec is not None and not actions:
@@ -149,10 +149,8 @@ class PromptWorker:
             text=self._text,
             guidance=self.options.guidance,
         )
-        frames, tokens = (
-            torch.cat([getattr(one, n) for one in made]) for n in ("frames", "tokens")
-        )
-        return replace(made[0], frames=frames, tokens=tokens)
+        whole = {n: torch.cat([getattr(one, n) for one in made]) for n in ("frames", "tokens")}
+        return replace(made[0], **whole)
 
     def __call__(self, path: Path) -> tuple[dict[str, Any], Tensor, float]:
         """Continue a prompt: how it was made (JSON types), its context and new frames, the rate."""
@@ -178,10 +176,7 @@ class PromptWorker:
 
 
 def _continue_many(options: GenerateOptions, prompts: Path, out: Path) -> dict[str, Any]:
-    """Make the videos that are not there yet, and report how many, and of what `failed` why.
-
-    Beside NAME.mp4 lies NAME.json, which is written after it: a prompt that has both is done.
-    """
+    """Make the videos that are not there yet; a prompt is done that has NAME.mp4 and NAME.json."""
     paths, console = find_prompts(prompts), make_console()
     if out.resolve() == prompts.resolve():
         raise ValueError(f"out must be another folder than the prompts', got {out}")
@@ -230,11 +225,9 @@ def find_prompts(folder: Path) -> list[Path]:
 
 
 def _settings(options: GenerateOptions) -> dict[str, Any]:
-    """Return the flags that a video depends on, and what stands for the model's weights."""
     names = {field.name for field in fields(options)} - {"prompts", *ONE_VIDEO, *MANY_VIDEOS}
     flags = {name: getattr(options, name) for name in sorted(names)}
-    paths = {name: str(value) for name, value in flags.items() if isinstance(value, Path)}
-    return {"weights": fingerprint(model_path(options.model)), **flags, **paths}
+    return {"weights": fingerprint(model_path(options.model)), **flags}
 
 
 def _is_done(name: str, out: Path, settings: dict[str, Any]) -> bool:
@@ -267,10 +260,6 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     """Generate, write, report."""
     if options.prompts is not None and options.out is not None:
         return _continue_many(options, options.prompts, options.out)
-    return _continue_one(options)
-
-
-def _continue_one(options: GenerateOptions) -> dict[str, Any]:
     console = make_console()
     output = options.output or Path("dream.mp4")
     prompt_file = options.prompt or Path(options.model) / "prompt.mp4"
@@ -345,8 +334,8 @@ def _run(
 def _write_pictures(output: Path, videos: list[GeneratedVideo]) -> list[Path]:
     """Write each image, beside that of the same seed from another run; several are numbered."""
     images = torch.cat([video.frames for video in videos], dim=2)
-    paths = [output.with_stem(f"{output.stem}-{i}") for i in range(len(images))]
-    paths = [output] if len(images) == 1 else paths
+    numbers = [f"-{i}" for i in range(len(images))] if len(images) > 1 else [""]
+    paths = [output.with_stem(f"{output.stem}{number}") for number in numbers]
     for path, image in zip(paths, images, strict=True):
         write_image(path, image.cpu())
     return paths
