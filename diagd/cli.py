@@ -162,8 +162,11 @@ def _run(name: str, flags: list[str]) -> None:
             is_gym = any(flag.split("=")[0] == "--gym" for flag in flags)
             needs = ("gymnasium",) if is_gym else ("vizdoom",)
         require(f"diagd {name}", *needs)
-        if shared.threads:
-            _limit_threads(shared.threads)
+        if shared.threads:  # for libraries yet to be imported, and torch if it is
+            for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+                os.environ[variable] = str(shared.threads)
+            if "torch" in sys.modules:
+                sys.modules["torch"].set_num_threads(shared.threads)
         options = parsing.parse(options_of(name), name, flags, _examples(name))
         run = function_of(name)
         if command.owns_out:
@@ -215,14 +218,6 @@ def _stdout_to_stderr() -> Iterator[None]:
         sys.stderr.flush()
         os.dup2(stdout, 1)
         os.close(stdout)
-
-
-def _limit_threads(count: int) -> None:
-    """Bound the threads of what computes: for libraries yet to be imported, and torch if it is."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = str(count)
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(count)
 
 
 def _usage() -> str:

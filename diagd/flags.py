@@ -114,13 +114,18 @@ def parse(
     """
     record = _with_shared(options)
     _refuse_unknown(flags, get_type_hints(record, include_extras=True), name)
+    paragraphs = (inspect.getdoc(options) or "").split("\n\n")
+    lines = [line for text in paragraphs for line in textwrap.wrap(text, 78)]
+    if examples:
+        lines += ["", "Examples:", *(f"  {example}" for example in examples)]
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
             parsed = tyro.cli(
                 record,
                 prog=f"diagd {name}",
-                description=_description(options, examples),
+                # tyro joins lines that begin with a letter, and doubles empty ones
+                description=textwrap.indent("\n".join(lines), " "),
                 args=flags,
                 config=_CONFIG,
             )
@@ -142,18 +147,6 @@ def print_completion(commands: Mapping[str, type], shell: str = "") -> None:
     anyone: Any = Union[tuple(records)]  # noqa: UP007
     with contextlib.suppress(SystemExit):  # with which tyro ends
         tyro.cli(anyone, prog="diagd", args=["--tyro-print-completion", shell], config=_CONFIG)
-
-
-def _description(options: type, examples: Sequence[str]) -> str:
-    """Format the record's docstring, and then the examples, in 80 columns.
-
-    Each line is indented, for tyro joins those that begin with a letter, and doubles empty ones.
-    """
-    paragraphs = (inspect.getdoc(options) or "").split("\n\n")
-    lines = [line for text in paragraphs for line in textwrap.wrap(text, 78)]
-    if examples:
-        lines += ["", "Examples:", *(f"  {example}" for example in examples)]
-    return textwrap.indent("\n".join(lines), " ")
 
 
 def _refuse_unknown(flags: Sequence[str], hints: dict[str, Any], name: str) -> None:

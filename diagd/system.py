@@ -73,10 +73,7 @@ def process_peak_bytes() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory in the process (glibc only), for a loop that allocates the same again.
-
-    Large blocks would be returned at once, and their pages mapped and cleared at every step.
-    """
+    """Keep freed memory in the process (glibc), which would map large blocks anew each step."""
     if sys.platform == "linux":
         with suppress(AttributeError):  # another C library
             mallopt = ctypes.CDLL(None).mallopt
@@ -107,23 +104,17 @@ def _quotas(root: Path) -> Iterator[float]:
     except OSError:  # not Linux
         return
     for line in groups:
-        _, controllers, path = line.split(":", 2)
+        _, controllers, path = line.split(":", 2)  # controllers are of version 1 alone
         if controllers and "cpu" not in controllers.split(","):
             continue
-        top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        group = top / path.lstrip("/")
-        for folder in (group, *group.parents):  # no folder above the top has any
-            yield from _quota(folder)
-
-
-def _quota(folder: Path) -> Iterator[float]:
-    for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
-        # OSError: of the other version; ValueError: "max", no limit
-        with suppress(OSError, ValueError):
-            text = " ".join((folder / name).read_text(encoding="ascii") for name in names)
-            quota, period = map(float, text.split())
-            if quota > 0:
-                yield quota / period
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+        group = root / "sys/fs/cgroup" / ("cpu" if controllers else "") / path.lstrip("/")
+        for folder in (group, *group.parents):
+            with suppress(OSError, ValueError):  # no such file; or "max", no limit
+                text = " ".join((folder / name).read_text(encoding="ascii") for name in names)
+                quota, period = map(float, text.split())
+                if quota > 0:
+                    yield quota / period
 
 
 def provenance(device: Any) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 import torch
-from rich.console import Console
 
 from diagd.backends.devices import cpu_features, device_of, multiplies_bfloat16
 from diagd.backends.native.compiler import find_compiler
@@ -184,7 +183,15 @@ def main(options: DoctorOptions) -> dict[str, Any]:
     for name, text in _lines(report).items():
         say(name, text)
     if chosen["candidates"]:
-        _print_candidates(chosen, console)
+        auto = chosen["backend"]["name"], chosen["dtype"]["name"]
+        lines = []
+        for one in chosen["candidates"]:
+            pair = one["backend"], one["dtype"]
+            note = "auto" if pair == auto else "--dtype int8" if one["dtype"] == "int8" else ""
+            times = (f"{one[name]:.2f}" for name in ("raster_ms", "diagonal_ms"))
+            lines.append([" ".join(pair), *times, note])
+        title = "ms a step (two layers of the bundled model)"
+        print_table(console, title, ["", "one lane", "a diagonal", ""], lines)
     for warning in report["warnings"]:
         say("warning", warning)
     if options.seconds:
@@ -235,18 +242,6 @@ def _lines(report: dict[str, Any]) -> dict[str, str]:
         "extras": ", ".join(there) or "none",
         "missing": ", ".join(lacking) or "nothing",
     }
-
-
-def _print_candidates(chosen: dict[str, Any], console: Console) -> None:
-    auto = chosen["backend"]["name"], chosen["dtype"]["name"]
-    lines = []
-    for one in chosen["candidates"]:
-        pair = one["backend"], one["dtype"]
-        note = "auto" if pair == auto else "--dtype int8" if one["dtype"] == "int8" else ""
-        times = (f"{one[name]:.2f}" for name in ("raster_ms", "diagonal_ms"))
-        lines.append([" ".join(pair), *times, note])
-    title = "ms a step (two layers of the bundled model)"
-    print_table(console, title, ["", "one lane", "a diagonal", ""], lines)
 
 
 def _verdict(raster: float, speed: float) -> str:

@@ -67,32 +67,28 @@ from diagd.workers import do_tasks
 
 
 def choose_clips(clips: Path, num_clips: int | None, seed: int) -> list[str]:
-    """Draw clips of a folder, or prompts of a file, at random; None: all.
+    """Draw clips of a folder, or prompts of a file (one a line), at random; None: all.
 
     More of one seed contain the fewer ones.
     """
     if not clips.exists():
         raise FileNotFoundError(f"folder of clips, or file of prompts, not found: {clips}")
-    of_images = clips.is_file()
-    names = _read_prompts(clips) if of_images else list(find_clips(clips))
+    what = "clips"
+    if clips.is_dir():
+        names = list(find_clips(clips))
+    else:
+        what, names = "prompts", [line.strip() for line in read_lines(clips, "prompts")]
+        names = [name for name in names if name]
+        if not names:
+            raise ValueError(f"{clips}: expected a text or a class a line, got none")
+        if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+            raise ValueError(f"{clips}: {twice[0]!r} is there twice")
     num_clips = len(names) if num_clips is None else num_clips
     if not 1 <= num_clips <= len(names):
-        what = "prompts" if of_images else "clips"
         raise ValueError(f"expected a number of {what} from 1 to {len(names)}, got {num_clips}")
     places = list(range(len(names)))
     random.Random(seed).shuffle(places)
     return [names[place] for place in sorted(places[:num_clips])]
-
-
-def _read_prompts(path: Path) -> list[str]:
-    """Read a file of texts or classes, one a line; empty lines are left out."""
-    prompts = [line.strip() for line in read_lines(path, "prompts") if line.strip()]
-    if not prompts:
-        raise ValueError(f"{path}: expected a text or a class a line, got none")
-    if len(set(prompts)) < len(prompts):
-        twice = next(one for place, one in enumerate(prompts) if one in prompts[:place])
-        raise ValueError(f"{path}: {twice!r} is there twice")
-    return prompts
 
 
 def clip_after(folder: Path, name: str) -> str:

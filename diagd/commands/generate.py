@@ -278,10 +278,8 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     count = options.images * worker.num_frames
     shown = [video for _, video in runs if len(video.frames) == count]
     shown, sheet = shown[-2:] if options.compare else shown[-1:], output.with_suffix(".png")
-    if is_picture := worker.makes_pictures and output == sheet:
-        written = _write_pictures(output, shown)
-    else:
-        written = _write(output, sheet, prompt, shown)
+    is_picture = worker.makes_pictures and output == sheet
+    written = _write(output, prompt, shown, is_picture)
     report = _report(runs)
     columns = COLUMNS if len(report) > 1 else COLUMNS | {"speedup": "-"}
     print_records(console, title, columns, report)
@@ -331,18 +329,18 @@ def _run(
     return [*runs, (strategy, generate(strategy, num_frames, expected))]
 
 
-def _write_pictures(output: Path, videos: list[GeneratedVideo]) -> list[Path]:
-    """Write each image, beside that of the same seed from another run; several are numbered."""
-    images = torch.cat([video.frames for video in videos], dim=2)
-    numbers = [f"-{i}" for i in range(len(images))] if len(images) > 1 else [""]
-    paths = [output.with_stem(f"{output.stem}{number}") for number in numbers]
-    for path, image in zip(paths, images, strict=True):
-        write_image(path, image.cpu())
-    return paths
-
-
-def _write(output: Path, sheet: Path, prompt: Prompt, videos: list[GeneratedVideo]) -> list[Path]:
-    """Write the prompt followed by what was generated; several videos stand side by side."""
+def _write(
+    output: Path, prompt: Prompt, videos: list[GeneratedVideo], is_picture: bool
+) -> list[Path]:
+    """Write the prompt followed by what was generated, or each image; runs stand side by side."""
+    if is_picture:
+        images = torch.cat([video.frames for video in videos], dim=2)
+        numbers = [f"-{i}" for i in range(len(images))] if len(images) > 1 else [""]
+        paths = [output.with_stem(f"{output.stem}{number}") for number in numbers]
+        for path, image in zip(paths, images, strict=True):
+            write_image(path, image.cpu())
+        return paths
+    sheet = output.with_suffix(".png")
     whole = [torch.cat([prompt.frames, video.frames]) for video in videos]
     if output != sheet:
         save_frames(output, torch.cat(whole, dim=2), prompt.fps)

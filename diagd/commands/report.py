@@ -86,21 +86,18 @@ def write_side_by_side(path: Path, cells: dict[str, Tensor], fps: float) -> None
     blocks = []
     for label, frames in cells.items():
         large = frames.repeat_interleave(factor, dim=1).repeat_interleave(factor, dim=2)
-        head = _label(label, width_px * factor).expand(len(large), -1, -1, -1)
+        wide_px = width_px * factor
+        figure = Figure(figsize=(wide_px / 100, LABEL_HEIGHT_PX / 100), dpi=100)
+        canvas = FigureCanvasAgg(figure)
+        figure.text(0.5, 0.5, label, ha="center", va="center", fontsize=9)
+        canvas.draw()
+        drawn = np.asarray(canvas.buffer_rgba())[:LABEL_HEIGHT_PX, :wide_px, :3]
+        head = torch.tensor(drawn).expand(len(large), -1, -1, -1)
         blocks.append(torch.cat([head, large], dim=1))
     moments = zip(*blocks, strict=False)  # as long as the shortest
     sheets = [contact_sheet(torch.stack(one), columns=min(len(cells), 3)) for one in moments]
     even_height, even_width = (size // 2 * 2 for size in sheets[0].shape[:2])
     write_video(path, torch.stack(sheets)[:, :even_height, :even_width], fps, crf=20)
-
-
-def _label(text: str, width_px: int) -> Tensor:
-    """Draw a line of text: (LABEL_HEIGHT_PX, width_px, 3) uint8."""
-    figure = Figure(figsize=(width_px / 100, LABEL_HEIGHT_PX / 100), dpi=100)
-    canvas = FigureCanvasAgg(figure)
-    figure.text(0.5, 0.5, text, ha="center", va="center", fontsize=9)
-    canvas.draw()
-    return torch.tensor(np.asarray(canvas.buffer_rgba())[:LABEL_HEIGHT_PX, :width_px, :3])
 
 
 MARKERS = {  # of a strategy that is lossless so: marker, label
@@ -231,34 +228,35 @@ HIDDEN = ("copy", "reconstruction", "chance")  # in numbers only
 
 
 def example_sections(folder: Path, out: Path, groups: Groups, count: int) -> list[Section]:
-    """Draw the first clips by name, from a folder of results to the report's, a section each."""
+    """Draw the first clips by name, from a folder of results to the report's, a section each.
+
+    The truth of each model comes first, then its strategies; each model has a video.
+    """
     kept: dict[str, list[Record]] = {}
     for (_, strategy), lines in groups.items():
         for clip, record in lines.items():
             if record["video"] and strategy not in HIDDEN:
                 kept.setdefault(clip, []).append(record)
-    return [_section(folder, out, clip, kept[clip]) for clip in sorted(kept)[:count]]
-
-
-def _section(folder: Path, out: Path, clip: str, records: list[Record]) -> Section:
-    """Draw one clip: the truth of each model, then its strategies; a video for each model."""
-    models = list(dict.fromkeys(record["model"] for record in records))
-    strip, videos = {}, {}
-    for model in models:
-        own = [record for record in records if record["model"] == model]
-        cells = {}
-        for record in sorted(own, key=lambda record: record["strategy"] != "truth"):
-            frames = read_video(folder / record["video"]).frames
-            cells[record["strategy"]] = frames
-            several = len(models) > 1 and record["strategy"] != "truth"
-            strip[f"{model}\n{record['strategy']}" if several else record["strategy"]] = frames
-        path = f"videos/{file_name(clip)}_{file_name(model)}.mp4"
-        write_side_by_side(out / path, cells, records[0]["fps"])
-        videos[path] = f"{model}: {', '.join(cells)}"
-    picture = f"figures/{file_name(clip)}.png"
-    write_strip(out / picture, strip)
-    caption = "Frames after the given ones, the same times in every row."
-    return Section(f"Example {clip}", figures={picture: caption}, videos=videos)
+    sections = []
+    for clip, records in sorted(kept.items())[:count]:
+        models = list(dict.fromkeys(record["model"] for record in records))
+        strip, videos = {}, {}
+        for model in models:
+            own = [record for record in records if record["model"] == model]
+            cells = {}
+            for record in sorted(own, key=lambda record: record["strategy"] != "truth"):
+                frames = read_video(folder / record["video"]).frames
+                cells[record["strategy"]] = frames
+                several = len(models) > 1 and record["strategy"] != "truth"
+                strip[f"{model}\n{record['strategy']}" if several else record["strategy"]] = frames
+            path = f"videos/{file_name(clip)}_{file_name(model)}.mp4"
+            write_side_by_side(out / path, cells, records[0]["fps"])
+            videos[path] = f"{model}: {', '.join(cells)}"
+        picture = f"figures/{file_name(clip)}.png"
+        write_strip(out / picture, strip)
+        figures = {picture: "Frames after the given ones, the same times in every row."}
+        sections.append(Section(f"Example {clip}", figures=figures, videos=videos))
+    return sections
 
 
 def main(options: ReportOptions) -> dict[str, Any]:

@@ -203,7 +203,12 @@ def summarize(results: Results) -> list[dict[str, Any]]:
         row |= speed
         row["speedup"] = _ratio(speed["frames_per_second"], reference["frames_per_second"])
         row["step_ratio"] = _ratio(reference["num_steps"], speed["num_steps"])
-        row["equal_to_raster"] = _agreement(clips, raster)
+        shares = [
+            np.mean(unpack(record["tokens"]) == unpack(raster[clip]["tokens"]))
+            for clip, record in clips.items()
+            if "tokens" in record and clip in raster
+        ]
+        row["equal_to_raster"] = float(np.mean(shares)) if shares else None
         row["lossless"] = next(iter(clips.values())).get("lossless")
         rows.append(row)
     return rows
@@ -260,16 +265,6 @@ def _speed(clips: dict[str, Record]) -> dict[str, float | None]:
 
 def _ratio(value: float | None, other: float | None) -> float | None:
     return value / other if value and other else None
-
-
-def _agreement(clips: dict[str, Record], raster: dict[str, Record]) -> float | None:
-    """Return the share of tokens equal to raster's on the same clips with the same seeds."""
-    shares = [
-        np.mean(unpack(record["tokens"]) == unpack(raster[clip]["tokens"]))
-        for clip, record in clips.items()
-        if "tokens" in record and clip in raster
-    ]
-    return float(np.mean(shares)) if shares else None
 
 
 EIGHT = 8  # frames that a row of the table speaks of
