@@ -173,8 +173,7 @@ def measure_attention(
     for name, chosen, count in (("layer", layer, layers), ("head", head, heads)):
         if chosen is not None and not 0 <= chosen < count:
             raise ValueError(f"{name} must be in [0, {count}), got {chosen}")
-    kinds = _kinds(height, width, frame, num_action_tokens)
-    classes = torch.cat([kinds, _unwritten(height, width, start)])  # (kinds + row lags, Q, N) bool
+    classes = _classes(height, width, frame, num_action_tokens)
     mean_map = torch.zeros(size, start + size)
     masses = torch.zeros(layers, heads, len(classes))
 
@@ -190,17 +189,19 @@ def measure_attention(
         capture_attention(model, clip, start - 1, add, chunk)
     even = torch.ones(size, start + size).tril(start - 1)
     even /= even.sum(1, keepdim=True)
-    shares, hidden = (masses / size).split((len(KINDS), len(ROW_LAGS)), -1)
-    even_shares, even_hidden = (
-        (part * even).sum((1, 2)) / size for part in classes.split((len(KINDS), len(ROW_LAGS)))
-    )
+    parts = len(KINDS), len(ROW_LAGS)
+    shares, hidden = (masses / size).split(parts, -1)
+    even_shares, even_hidden = ((classes * even).sum((1, 2)) / size).split(parts)
     mean_map /= layers if layer is None else 1
     place = height, width, frame, size + num_action_tokens
     return FrameAttention(*place, mean_map, shares, hidden, even_shares, even_hidden)
 
 
-def _kinds(height: int, width: int, frame: int, num_actions: int) -> Tensor:
-    """Classify every token for every token of a frame; (kinds, Q, N) bool, one true of each."""
+def _classes(height: int, width: int, frame: int, num_actions: int) -> Tensor:
+    """Classify every token for every token of a frame: (kinds + row lags, Q, N) bool.
+
+    One of the kinds is true of each; of the row lags, those whose diagonals have yet to write it.
+    """
     own = torch.arange(height * width)[:, None]
     slots_per_frame = height * width + num_actions
     slots = torch.arange((frame + 1) * slots_per_frame - num_actions)
@@ -221,11 +222,7 @@ def _kinds(height: int, width: int, frame: int, num_actions: int) -> Tensor:
             torch.ones_like(is_same_place),
         ]
     )
-    return holds.int().argmax(0) == torch.arange(len(KINDS)).view(-1, 1, 1)
-
-
-def _unwritten(height: int, width: int, start: int) -> Tensor:
-    """Mark the earlier tokens that diagonals have yet to write; (row lags, Q, N) bool."""
+    kinds = holds.int().argmax(0) == torch.arange(len(KINDS)).view(-1, 1, 1)
     grid = TokenGrid(1, height, width)
     earlier = torch.ones(height * width, height * width, dtype=torch.bool).tril(-1)
     late = []
@@ -233,7 +230,7 @@ def _unwritten(height: int, width: int, start: int) -> Tensor:
         step_of = DiagonalSchedule.spatial(grid, min(lag, width)).step_of
         steps = torch.tensor([step_of(0, i, j) for i in range(height) for j in range(width)])
         late.append(earlier & (steps[None] >= steps[:, None]))
-    return F.pad(torch.stack(late), (start, 0))
+    return torch.cat([kinds, F.pad(torch.stack(late), (kinds.shape[2] - height * width, 0))])
 
 
 REACH = 6  # rows and columns around a place that the figure shows
@@ -252,9 +249,15 @@ def report_attention(options: AttentionOptions) -> dict[str, Any]:
     clips = [options.clips or model_path(options.model) / "prompt.mp4"]
     if clips[0].is_dir():
         clips = [clip.path for clip in find_clips(clips[0]).values()][: options.num_clips]
+    tokens, num_frames = list[Tensor](), options.frame + 1  # the last ones of each clip
+    for clip in clips:
+        scene = read_scene(clip, world, num_frames)
+        if (found := len(scene.frames)) < num_frames:
+            raise ValueError(f"{clip} has {found} frames, expected at least {num_frames}")
+        tokens.append(world.prompt(scene.frames, scene.actions)[0])
     attention = measure_attention(
         model,
-        torch.cat([_tokens(clip, options.frame + 1, world) for clip in clips]),
+        torch.cat(tokens),
         config.grid_height,
         config.grid_width,
         options.frame,
@@ -270,31 +273,19 @@ def report_attention(options: AttentionOptions) -> dict[str, Any]:
     names = [clip.name for clip in clips]
     report = {"model": options.model, "clips": names, "kinds": list(KINDS), **attention.report()}
     write_json(numbers, report, indent=1)
-    _print(report)
-    make_console().print(f"wrote {options.output} and {numbers}")
-    return {"figure": str(options.output), "numbers": str(numbers), **report}
-
-
-def _tokens(clip: Path, num_frames: int, world: VideoGenerator) -> Tensor:
-    """Return (1, N) tokens of the clip's last frames with the actions between them."""
-    scene = read_scene(clip, world, num_frames)
-    if (found := len(scene.frames)) < num_frames:
-        raise ValueError(f"{clip} has {found} frames, expected at least {num_frames}")
-    return world.prompt(scene.frames, scene.actions)[0]
-
-
-def _print(report: dict[str, Any]) -> None:
-    lines = []
-    for kind in KINDS:
-        share, even = report["shares"][kind], report["shares_if_even"][kind]
-        if even:
-            name = kind.replace("_", " ")
-            lines.append([name, f"{share:.1%}", f"{even:.1%}", f"{share / even:.1f}"])
+    both = {kind: (report["shares"][kind], report["shares_if_even"][kind]) for kind in KINDS}
+    lines = [
+        [kind.replace("_", " "), f"{share:.1%}", f"{even:.1%}", f"{share / even:.1f}"]
+        for kind, (share, even) in both.items()
+        if even
+    ]
     console = make_console()
     header = "", "measured", "if it were even", "times even"
-    print_table(console, f"{report['model']}: share of attention, all layers", header, lines)
+    print_table(console, f"{options.model}: share of attention, all layers", header, lines)
     lost = ", ".join(f"{mass:.1%} ({k})" for k, mass in report["not_written_yet"].items())
     console.print(f"on tokens that diagonals have not written yet: {lost}")
+    console.print(f"wrote {options.output} and {numbers}")
+    return {"figure": str(options.output), "numbers": str(numbers), **report}
 
 
 def draw_attention(path: Path, title: str, attention: FrameAttention) -> None:
@@ -319,7 +310,18 @@ def draw_attention(path: Path, title: str, attention: FrameAttention) -> None:
         axis.set_title(f"around the token written (box),\nin the frame {name}")
     image, nearby = axes["itself"].images[0], [axes[name] for name in around]
     figure.colorbar(image, ax=nearby, location="bottom", shrink=0.7, label="attention a token")
-    _draw_shares(axes["shares"], attention.report())
+    report, axis = attention.report(), axes["shares"]
+    rows = {"if it were even": report["shares_if_even"], "all layers": report["shares"]}
+    rows |= {f"layer {n}": layer["shares"] for n, layer in enumerate(report["layers"])}
+    left = [0.0] * len(rows)
+    for kind, (label, color) in KINDS.items():
+        shares = [row[kind] for row in rows.values()]
+        if any(shares):
+            axis.barh(list(rows), shares, left=left, color=color, label=label)
+            left = [a + b for a, b in zip(left, shares, strict=True)]
+    axis.set(xlim=(0, 1), xlabel="share of attention", title="share of attention by kind of token")
+    axis.invert_yaxis()
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, fontsize=8, frameon=False)
     save_figure(figure, path, dpi=110)
 
 
@@ -346,17 +348,3 @@ def _draw_map(axis: Axes, attention: FrameAttention) -> None:
         axis.annotate(KINDS[kind][0], xy=place, xytext=label_at, **look)
     axis.set_xlabel("token attended to: the frame before | the frame itself, both in raster order")
     axis.set_ylabel("token written, in raster order")
-
-
-def _draw_shares(axis: Axes, report: dict[str, Any]) -> None:
-    rows = {"if it were even": report["shares_if_even"], "all layers": report["shares"]}
-    rows |= {f"layer {n}": layer["shares"] for n, layer in enumerate(report["layers"])}
-    left = [0.0] * len(rows)
-    for kind, (label, color) in KINDS.items():
-        shares = [row[kind] for row in rows.values()]
-        if any(shares):
-            axis.barh(list(rows), shares, left=left, color=color, label=label)
-            left = [a + b for a, b in zip(left, shares, strict=True)]
-    axis.set(xlim=(0, 1), xlabel="share of attention", title="share of attention by kind of token")
-    axis.invert_yaxis()
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, fontsize=8, frameon=False)
