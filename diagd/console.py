@@ -41,10 +41,7 @@ def print_table(
     rows: Iterable[Sequence[str]],
     num_labels: int = 1,
 ) -> None:
-    """Print a table; columns that do not fit beside the others follow in a further block.
-
-    The first `num_labels` columns name the row, and are repeated in every block.
-    """
+    """Print a table, in several blocks if need be; the first `num_labels` columns are in each."""
     columns = []
     for place, column in enumerate(zip(header, *rows, strict=True)):
         width = max(map(cell_len, column))
@@ -107,10 +104,7 @@ class Job:
 
     @property
     def pace(self) -> str:
-        """Items done, how many a second, and the time left (at the end, the time taken).
-
-        The time left is by the slower of two paces: of all so far, and of the latest half.
-        """
+        """Items done, how many a second, and the time left (at the end, the time taken)."""
         (started, first), now = self._marks[0], time.monotonic()
         seconds, done = now - started, self.done - first
         counts = not isinstance(self.total, float)
@@ -122,6 +116,7 @@ class Job:
             text += f", {rate:.3g}/s" if rate >= 1 else f", {1 / rate:.3g} s each"
         if self.done >= self.total:
             return f"{text}, took {duration(seconds)}"
+        # by the slower of two paces: of all so far, and of the latest half
         middle, before = self._marks[(len(self._marks) - 1) // 2]
         each = max(seconds / done, (now - middle) / max(self.done - before, 1e-9))
         return f"{text}, about {duration((self.total - self.done) * each)} left"
@@ -138,10 +133,7 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def progress(what: str, total: float, done: float = 0, shown: bool = True) -> Iterator[Job]:
-    """Show the progress of a long job: a bar on a terminal, a line now and then elsewhere.
-
-    An earlier run that was killed may have `done` a part; show it in one of several processes.
-    """
+    """Show the progress of a long job, of which an earlier run may have `done` a part."""
     console = make_console()
     if shown and console.is_terminal:
         columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[pace]}")

@@ -24,10 +24,7 @@ FrameLag = Annotated[int | None, tyro.conf.arg(aliases=["-d"])]
 
 
 def output_file(path: Path) -> Path:
-    """Return a path, or raise OSError if no file can be written there.
-
-    Not ValueError, of which tyro would make a box that breaks long paths.
-    """
+    """Return a path, or raise OSError, which tyro does not box, if it cannot be a file's."""
     if path.is_dir():
         raise OSError(f"{path} is a folder, expected a file name")
     _check_writable(path)
@@ -107,11 +104,7 @@ def read_shared(flags: Sequence[str]) -> argparse.Namespace:
 def parse(
     options: type[Options], name: str, flags: Sequence[str], examples: Sequence[str] = ()
 ) -> Options:
-    """Turn the flags of a command into its options; `--help` prints them, and examples, and exits.
-
-    Raises:
-        ValueError: an unknown flag, a value of the wrong kind, or what the options refuse.
-    """
+    """Turn flags into options, or raise ValueError; `--help` prints them and examples, and ends."""
     record = _with_shared(options)
     _refuse_unknown(flags, get_type_hints(record, include_extras=True), name)
     paragraphs = (inspect.getdoc(options) or "").split("\n\n")
@@ -177,10 +170,7 @@ def _fields(record: type) -> dict[str, dataclasses.Field[Any]]:
 
 @functools.cache
 def _with_shared(options: type) -> type:
-    """Add the shared flags to the options, and show no default where there is none.
-
-    Nothing is checked when a record of this type is made: the options themselves do that.
-    """
+    """Add the shared flags to the options, check nothing, and show no default where none is."""
     fields = _fields(Shared) | _fields(options)  # a command's own flag replaces a shared one
     hints = get_type_hints(Shared, include_extras=True)
     hints |= get_type_hints(options, include_extras=True)

@@ -118,10 +118,7 @@ class _PickleModule:  # as much of `pickle` as torch.load uses
 
 
 def read_torch_file(path: str | Path) -> dict[str, Any]:
-    """Return the dict in a file of torch.save, tensors mapped into memory.
-
-    A pickle that asks for anything but data is refused, and nothing of it has run.
-    """
+    """Return the dict in a file of torch.save, tensors mapped into memory; nothing in it runs."""
     path = require_file(path)
     with path.open("rb") as file:
         is_archive = file.read(4) == b"PK\x03\x04"

@@ -46,10 +46,9 @@ class Pool:
 def do_tasks(
     tasks: Sequence[Task], make: Callable[[], Worker[Task, Result]], pool: Pool
 ) -> Iterator[tuple[Task, Result | ValueError]]:
-    """Yield each task with its result, in the order they are done, or with its error.
+    """Yield each task, as it is done, with its result or error; what `make` raises is raised.
 
-    Tasks, results and `make`, which returns the worker of a process, are picklable. A worker that
-    cannot be made raises its ValueError or OSError.
+    Tasks, results and `make`, which returns the worker of a process, are picklable.
     """
     if not tasks:
         return

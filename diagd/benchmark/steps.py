@@ -73,15 +73,13 @@ def _fastest(run: Callable[[], object], device: torch.device) -> float:
 
 @dataclass
 class StepTimes:
-    """Seconds, lanes and slots of each step, and seconds of all steps by part.
-
-    The parts are `forward` (the model; the native kernels tell how much of it `linears` and
-    `attention` are), `sampling`, and `bookkeeping`, the rest of a step.
-    """
+    """Seconds, lanes and slots of each step, and seconds of all steps by part."""
 
     seconds: list[float] = field(default_factory=list)
     lanes: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
+    # `forward` (the native kernels tell how much of it `linears` and `attention` are), `sampling`,
+    # and `bookkeeping`, the rest of a step
     parts: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 

@@ -161,8 +161,7 @@ def _run_hugging_face(llama: Any, grid: TokenGrid, inputs: Inputs) -> Run:
 def time_rows(rows: list[Row], repeats: int) -> None:
     """Run every row once to warm up and print its speed, then time all rows in turns.
 
-    So a machine that is slow throughout slows all of them alike; for what takes it for a moment
-    see `is_disturbed`.
+    So a machine that is slow throughout slows all of them alike.
     """
     console = make_console()
     with progress("benchmark", len(rows) * (repeats + 1)) as job:

@@ -258,15 +258,12 @@ def row_timing(movements: Sequence[Tensor], actions: Sequence[Tensor]) -> RowTim
 
 
 def _samples(movement: Tensor, rows: Tensor, shift: int) -> tuple[Tensor, ...]:
-    """Return what is given, what is seen, which row is wanted, and the chunk, of each frame.
-
-    What is left over at the end of a clip belongs to its last chunk.
-    """
+    """Return what is given, what is seen, which row is wanted, and the chunk, of each frame."""
     first = 1 + ROWS_BEFORE + max(SHIFTS)  # the row of frame 0 led to nothing
     frames = torch.arange(first, max(first, len(rows) - max(SHIFTS)))
     before = [rows[frames + shift - back] for back in range(1, ROWS_BEFORE + 1)]
     given = torch.cat([*before, movement[frames - 2]], dim=1)
-    last = max(len(frames) // CHUNK_FRAMES - 1, 0)
+    last = max(len(frames) // CHUNK_FRAMES - 1, 0)  # it has what is left over, too
     chunks = (torch.arange(len(frames)) // CHUNK_FRAMES).clamp(max=last)
     return given, movement[frames - 1], rows[frames + shift], chunks
 

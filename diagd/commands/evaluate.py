@@ -67,10 +67,7 @@ from diagd.workers import do_tasks
 
 
 def choose_clips(clips: Path, num_clips: int | None, seed: int) -> list[str]:
-    """Draw clips of a folder, or prompts of a file (one a line), at random; None: all.
-
-    More of one seed contain the fewer ones.
-    """
+    """Draw clips of a folder, or prompts of a file; a larger draw of one seed has the smaller."""
     if not clips.exists():
         raise FileNotFoundError(f"folder of clips, or file of prompts, not found: {clips}")
     what = "clips"
@@ -144,10 +141,7 @@ class ClipMeter:
         return self._world[1]
 
     def check(self, model: str, names: Sequence[str]) -> dict[str, str]:
-        """Check strategies; return the error of each clip or prompt that cannot be read.
-
-        Of clips, heads and action files are read.
-        """
+        """Check strategies; return the error of each clip (its head, its actions) or prompt."""
         world, options, bad = self.world(model), self.options, dict[str, str]()
         for strategy in options.strategies():
             world.check(strategy, options.drawing(world.defaults))
@@ -386,10 +380,7 @@ def _check_world(world: VideoGenerator, options: EvaluateOptions, model: str) ->
 
 
 def main(options: EvaluateOptions) -> dict[str, Any]:
-    """Measure what is not there yet, print the tables, and name the clips that `failed`.
-
-    A clip that cannot be measured stops no other, and the next run tries it again.
-    """
+    """Measure what is not there yet, clips that `failed` before as well, and print the tables."""
     device, models = device_of(options.device), options.labelled_models()
     dtype = choose_dtype(options.dtype, device)
     fingerprints = {label: fingerprint(model_path(name)) for label, name in models.items()}
@@ -430,7 +421,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     with appending(path) as append:
         before = read_results(path)
         check_same(path, before, run)
-        done = before.done()
+        done = {key_of(record) for record in before.clips}
         if missing := [task for task in tasks if tuple(task) not in done]:
             run["run"] = len(before.runs)
             append(run)

@@ -58,10 +58,7 @@ LABEL_HEIGHT_PX = 24
 
 
 def write_strip(path: Path, rows: dict[str, Tensor]) -> None:
-    """Draw a few frames of each video, (T, H_px, W_px, 3) uint8, in a row of its own, labelled.
-
-    All rows are at the same times.
-    """
+    """Draw frames of each video, (T, H_px, W_px, 3) uint8, at the same times, in a labelled row."""
     length = min(len(frames) for frames in rows.values())
     times = np.unique(np.linspace(0, length - 1, min(length, STRIP_COLUMNS)).round().astype(int))
     height_px, width_px = next(iter(rows.values())).shape[1:3]
@@ -110,10 +107,7 @@ SHADES = {"chance": "0.8", "truth": "0", "reconstruction": "0.35", "copy": "0.6"
 
 
 def plot_frontier(rows: list[Row], path: Path) -> None:
-    """Draw what speed costs: a colour for each model, a point for each strategy.
-
-    Lossless strategies are marked; a line joins raster and the diagonals.
-    """
+    """Draw what speed costs: a colour for each model, a point for each strategy."""
     table = Table(METRICS, [row for row in rows if row["strategy"] not in BASELINES])
     width = len(table.columns)
     figure = Figure(figsize=(4.6 * width, 4), layout="constrained")
@@ -228,10 +222,7 @@ HIDDEN = ("copy", "reconstruction", "chance")  # in numbers only
 
 
 def example_sections(folder: Path, out: Path, groups: Groups, count: int) -> list[Section]:
-    """Draw the first clips by name, from a folder of results to the report's, a section each.
-
-    The truth of each model comes first, then its strategies; each model has a video.
-    """
+    """Draw the first clips by name in a section each, with a video of each model, truth first."""
     kept: dict[str, list[Record]] = {}
     for (_, strategy), lines in groups.items():
         for clip, record in lines.items():

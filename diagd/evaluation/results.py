@@ -44,9 +44,6 @@ class Results:
     runs: list[Record]
     clips: list[Record]
 
-    def done(self) -> set[tuple[str, str, str]]:
-        return {key_of(record) for record in self.clips}
-
 
 def key_of(record: Record) -> tuple[str, str, str]:
     """Return the unique key of a clip line: (model, strategy, clip)."""
@@ -101,21 +98,15 @@ def check_same(path: Path, before: Results, run: Record) -> None:
 
 @contextmanager
 def appending(path: Path) -> Iterator[Callable[[Record], None]]:
-    """Yield a function that appends a line to a file of results, whole or not at all.
-
-    There is one writer at a time. Opening cuts off a line that a killed run left unfinished.
-    """
+    """Yield a function, for one writer at a time, that appends a line, whole or not at all."""
     with only_writer(path.parent, path.name):
-        with path.open("ab") as file:
+        with path.open("ab") as file:  # a line that a killed run left unfinished is cut off
             file.truncate(path.read_bytes().rfind(b"\n") + 1)
         yield lambda record: append_line(path, json.dumps(record, allow_nan=False))
 
 
 def pack(values: NDArray[Any]) -> Record:
-    """Turn an array into JSON: its shape, and little-endian numbers in base64.
-
-    Floats become float32; integers int16 where all fit, else int32.
-    """
+    """Turn an array into JSON: its shape, and little-endian float32, int16 or int32 in base64."""
     kind = "float32" if values.dtype.kind == "f" else "int16"
     if kind == "int16" and values.size and np.abs(values).max() >= 2**15:
         kind = "int32"

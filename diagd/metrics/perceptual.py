@@ -131,10 +131,7 @@ def features_of(network: Network) -> nn.Sequential:
 
 
 class ImageFeatures:
-    """Inception features of pictures. Loading a detector EXECUTES code in it, as `VideoFeatures`'s.
-
-    The detector takes (N, 3, H_px, W_px) uint8 and scales them itself, as StyleGAN2-ADA's does.
-    """
+    """Inception features of pictures. Loading a detector EXECUTES code in it, as of FVD's."""
 
     def __init__(self, detector: str | Path, device: torch.device | str = "cpu") -> None:
         self.provenance = {"detector_sha256": short_sha256(detector)}
@@ -143,7 +140,7 @@ class ImageFeatures:
     @torch.inference_mode()
     def __call__(self, frames: Tensor) -> Tensor:
         """Describe pictures: (N, H_px, W_px, 3) uint8 -> (N, D) float32."""
-        pixels = frames.to(self._device).movedim(-1, 1)
+        pixels = frames.to(self._device).movedim(-1, 1)  # it scales them itself
         return self._detector(pixels, return_features=True).float().cpu()
 
 
