@@ -167,13 +167,13 @@ class ClipMeter:
 
     def __call__(self, task: Task) -> tuple[Record, Tensor | None]:
         """Measure a line; with it come its frames (T, H_px, W_px, 3) uint8 if they are kept."""
+        record: Record = {"kind": "clip", **task._asdict()}
         if self.options.teacher_forced:
-            record, frames = self._likelihood(*task), None
-        elif self.options.of_images:
-            record, frames = self._image(*task)
-        else:
-            record, frames = self._continuation(*task)
-        record = {"kind": "clip", **task._asdict(), **record}
+            return record | self._likelihood(*task), None
+        measure = self._image if self.options.of_images else self._continuation
+        measured, frames = measure(*task)
+        record |= {"seed": seed_of(task.clip, self.options.seed), **measured}
+        record |= {"frame_size_px": list(frames.shape[1:3]), "worker": os.getpid()}
         return record, frames if self.options.save_videos else None
 
     def _continuation(self, model: str, name: str, clip_name: str) -> tuple[Record, Tensor]:
@@ -184,7 +184,6 @@ class ClipMeter:
         if options.revisit:
             truth = clip.frames[-1:].expand(length, -1, -1, -1)
         before = clip.frames[given - 1 : given]
-        seed = seed_of(clip.name, options.seed)
         decoding: Record = {"stats": None}
         tokens: Tensor | None = None
         started = time.perf_counter()
@@ -203,10 +202,10 @@ class ClipMeter:
             if (model, name) not in self._warm:
                 # it compiles and allocates; a graph is captured for each number of slots in use
                 warm_up = length if world.model.replays else tokenizer.temporal_compression
-                self._generate(world, clip, strategy, warm_up, seed)
+                self._generate(world, clip, strategy, warm_up)
                 self._warm.add((model, name))
                 started = time.perf_counter()
-            video = self._generate(world, clip, strategy, length, seed)
+            video = self._generate(world, clip, strategy, length)
             frames, tokens = video.frames, video.tokens.cpu()
             decoding = {
                 "stats": asdict(video.stats),
@@ -226,18 +225,15 @@ class ClipMeter:
         if name != "truth":
             measured = quality.likeness(frames[: len(truth)], truth, self._lpips)
         return {
-            "seed": seed,
             "quality": measured,
             "features": self._features(tokenizer, before, frames),
             **decoding,
-            "frame_size_px": list(truth.shape[1:3]),
             "fps": float(clip.fps),
             "wall_seconds": wall_seconds,  # with tokenizing and painting
-            "worker": os.getpid(),
         }, frames
 
     def _generate(
-        self, world: VideoGenerator, clip: Clip, strategy: Strategy, num_frames: int, seed: int
+        self, world: VideoGenerator, clip: Clip, strategy: Strategy, num_frames: int
     ) -> GeneratedVideo:
         options, given = self.options, self.options.lengths.context_frames
         between, coming = split_actions(clip.actions, given)
@@ -250,7 +246,7 @@ class ClipMeter:
             strategy=strategy,
             context_actions=between,
             sampling=options.drawing(world.defaults),
-            seed=seed,
+            seed=seed_of(clip.name, options.seed),
         )
 
     def _features(
@@ -324,14 +320,11 @@ class ClipMeter:
             )
             measured["nll"] = [nll.mean().item()]
         return {
-            "seed": seed_of(prompt, self.options.seed),
             "quality": measured,
             "features": {"fid": pack(self._fid(image.frames).numpy())} if self._fid else {},
             "stats": asdict(image.stats),
             "tokens": pack(image.tokens[..., : world.width - row_ends].cpu().numpy()),
             "lossless": strategy.promise,
-            "frame_size_px": list(image.frames.shape[1:3]),
-            "worker": os.getpid(),
         }, image.frames
 
     def _generate_image(self, model: str, prompt: str, strategy: str) -> GeneratedVideo:
@@ -439,17 +432,17 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     results = read_results(path)
     if not results.clips:
         raise ValueError(next(iter(failed.values())))
-    comparison = COMPARE[path.name](results)
+    table = COMPARE[path.name](results)
     console = make_console()
-    comparison.print(console)
+    table.print(console)
     for clip, why in failed.items():
         console.print(f"{clip} could not be measured: {why}")
     return {
         "results": str(path),
         "measured": num_measured,
         "failed": failed,
-        "notes": comparison.notes,
-        "rows": comparison.rows,
+        "notes": table.notes,
+        "rows": table.rows,
     }
 
 

@@ -7,6 +7,7 @@ Needs no model. Everything on the page is computed from results.jsonl, whose run
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,8 @@ from diagd.data.video import contact_sheet, read_video, write_video
 from diagd.evaluation.comparison import (
     DIFFERENCES,
     METRICS,
-    MODEL,
     STRATEGY,
     Column,
-    Comparison,
     Groups,
     Row,
     Table,
@@ -108,16 +107,15 @@ SHADES = {"chance": "0.8", "truth": "0", "reconstruction": "0.35", "copy": "0.6"
 
 def plot_frontier(rows: list[Row], path: Path) -> None:
     """Draw what speed costs: a colour for each model, a point for each strategy."""
-    table = Table(METRICS, [row for row in rows if row["strategy"] not in BASELINES])
-    width = len(table.columns)
+    table = Table([row for row in rows if row["strategy"] not in BASELINES], METRICS)
+    width = len(table.numbers)
     figure = Figure(figsize=(4.6 * width, 4), layout="constrained")
     axes = figure.subplots(1, width, squeeze=False)
-    models = dict.fromkeys(row["model"] for row in table.rows)
-    for axis, column in zip(axes[0], table.columns, strict=True):
+    models = dict.fromkeys(row["model"] for row in table.shown)
+    for axis, column in zip(axes[0], table.numbers, strict=True):
         for number, model in enumerate(models):
-            points = [
-                row for row in table.rows if row["model"] == model and column.value(row) is not None
-            ]
+            own = [row for row in table.shown if row["model"] == model]
+            points = [row for row in own if column.value(row) is not None]
             points.sort(key=lambda row: row["frames_per_second"])
             _draw_frontier(axis, points, column, f"C{number}", model)
         axis.set(xscale="log", xlabel="frames a second", ylabel=_axis_label(column))
@@ -126,7 +124,7 @@ def plot_frontier(rows: list[Row], path: Path) -> None:
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.margins(x=0.15, y=0.15)
         axis.grid(alpha=0.3, which="both")
-    kinds = {row["lossless"] for row in table.rows}
+    kinds = {row["lossless"] for row in table.shown}
     for kind, (marker, words) in MARKERS.items():
         if kind in kinds and len(kinds) > 1:
             axes[0, 0].plot([], [], marker, color="0.4", label=words)
@@ -169,8 +167,8 @@ def plot_horizons(groups: Groups, path: Path) -> None:
 def plot_drift(table: Table, path: Path) -> None:
     """Draw how frames change, by eights: a column for each model, a row for each number."""
     curves: Curves = {}
-    for column in table.columns:
-        for row in () if column.is_label else table.rows:
+    for column in table.numbers:
+        for row in table.shown:
             if column.value(row) is not None:
                 points = curves.setdefault((row["model"], column, row["strategy"]), [])
                 points.append((np.mean(row["frames"]), column.value(row)))
@@ -211,7 +209,7 @@ class Section:
     """A heading with paragraphs, a table, pictures and videos (path -> caption), and JSON."""
 
     title: str
-    text: list[str] = field(default_factory=list)
+    text: Sequence[str] = ()
     table: Table | None = None
     figures: dict[str, str] = field(default_factory=dict)
     videos: dict[str, str] = field(default_factory=dict)
@@ -257,19 +255,18 @@ def main(options: ReportOptions) -> dict[str, Any]:
         raise ValueError(f"{options.results / RESULTS_FILE} holds no measured clips yet")
     out = options.out or options.results
     figures = out / "figures"
-    groups, comparison = grouped(results), compare(results)
+    groups, table = grouped(results), compare(results)
     settings = results.runs[-1]["settings"]
-    notes, table = comparison.notes, comparison.table()
     if settings["drift"]:
         plot_drift(table, figures / "drift.png")
         plots = {"figures/drift.png": "Means over clips, by eights of frames after the given ones."}
-        measured = [Section("Drift", notes, table, plots)]
+        measured = [Section("Drift", table.notes, table, plots)]
     elif settings["revisit"]:
         plot_horizons(groups, figures / "revisit.png")
         plots = {"figures/revisit.png": "Likeness to the last given frame, mean over clips."}
-        measured = [Section("Away and back", notes, table, plots)]
+        measured = [Section("Away and back", table.notes, table, plots)]
     else:
-        measured = _quality_sections(comparison, groups, figures)
+        measured = _quality_sections(table, groups, figures)
     runs = [{"run": run["run"], "options": run["options"]} for run in results.runs]
     sections = [
         *measured,
@@ -285,19 +282,19 @@ def main(options: ReportOptions) -> dict[str, Any]:
     for path in (page, markdown):
         write_text(path, TEMPLATES.get_template(path.name).render(parts))
     make_console().print(f"wrote {page} and {markdown}")
-    return {"page": str(page), "markdown": str(markdown), "rows": comparison.rows}
+    return {"page": str(page), "markdown": str(markdown), "rows": table.rows}
 
 
-def _quality_sections(comparison: Comparison, groups: Groups, figures: Path) -> list[Section]:
+def _quality_sections(table: Table, groups: Groups, figures: Path) -> list[Section]:
     """Compare strategies with the truth and with raster, in tables and plots."""
-    plot_frontier(comparison.rows, figures / "frontier.png")
+    plot_frontier(table.rows, figures / "frontier.png")
     plot_horizons(groups, figures / "horizons.png")
-    others = [row for row in comparison.rows if row["strategy"] != RASTER]
+    others = [row for row in table.rows if row["strategy"] != RASTER]
     frontier = {"figures/frontier.png": "Speed against quality."}
     horizons = {"figures/horizons.png": "Mean over clips, frame by frame after the given ones."}
     return [
-        Section("Quality and speed", [*_READING, *comparison.notes], comparison.table()),
-        Section("Against raster", [_PAIRED], Table((MODEL, STRATEGY, *DIFFERENCES), others)),
+        Section("Quality and speed", [*_READING, *table.notes], table),
+        Section("Against raster", [_PAIRED], Table(others, (STRATEGY, *DIFFERENCES))),
         Section("Speed against quality", [_FRONTIER], figures=frontier),
         Section("Quality by horizon", figures=horizons),
     ]

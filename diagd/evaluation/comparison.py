@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -75,16 +75,24 @@ CLIPS = Column("clips", "clips", is_label=True)
 
 
 class Table:
-    """Rows and columns, without those that hold nothing but labels."""
+    """Rows as in the JSON, columns to show them, and notes on how to read them.
 
-    def __init__(self, columns: Sequence[Column], rows: Sequence[Row]) -> None:
-        self.columns = [
-            column
-            for column in columns
-            if column.is_label or any(column.value(row) is not None for row in rows)
+    Rows and columns that hold nothing but labels are not shown.
+    """
+
+    def __init__(
+        self, rows: list[Row], columns: Sequence[Column], notes: Sequence[str] = ()
+    ) -> None:
+        self.rows, self.notes = rows, notes
+        self.numbers = [
+            one
+            for one in columns
+            if not one.is_label and any(one.value(row) is not None for row in rows)
         ]
-        numbers = [column for column in self.columns if not column.is_label]
-        self.rows = [row for row in rows if any(one.value(row) is not None for one in numbers)]
+        self.columns = [MODEL, *(one for one in columns if one.is_label or one in self.numbers)]
+        self.shown = [
+            row for row in rows if any(one.value(row) is not None for one in self.numbers)
+        ]
 
     def cells(self, row: Row, brackets: bool = False) -> list[str]:
         return [column.cell(row, brackets) for column in self.columns]
@@ -93,10 +101,10 @@ class Table:
         """Return (row, column) of the best value among the strategies of each model."""
         found = set[tuple[int, int]]()
         for place, column in enumerate(self.columns):
-            for model in {row["model"] for row in self.rows} if column.better else ():
+            for model in {row["model"] for row in self.shown} if column.better else ():
                 values = {
                     number: column.value(row)
-                    for number, row in enumerate(self.rows)
+                    for number, row in enumerate(self.shown)
                     if row["model"] == model and row["strategy"] not in BASELINES
                 }
                 known = {value for value in values.values() if value is not None}
@@ -106,28 +114,14 @@ class Table:
         return found
 
     def print(self, console: Console) -> None:
-        num_labels = sum(column.is_label for column in self.columns)
-        header = [column.heading for column in self.columns]
-        for model in dict.fromkeys(row["model"] for row in self.rows):
-            own = [self.cells(row) for row in self.rows if row["model"] == model]
-            print_table(console, model, header, own, num_labels)
-
-
-class Comparison(NamedTuple):
-    """Rows as in the JSON, how to show them, and how to read them."""
-
-    rows: list[Row]
-    columns: tuple[Column, ...]
-    notes: list[str]
-
-    def print(self, console: Console) -> None:
-        Table(self.columns, self.rows).print(console)
+        """Print a table for each model, and the notes."""
+        _, *columns = self.columns
+        num_labels = sum(column.is_label for column in columns)
+        for model in dict.fromkeys(row["model"] for row in self.shown):
+            own = [self.cells(row)[1:] for row in self.shown if row["model"] == model]
+            print_table(console, model, [one.heading for one in columns], own, num_labels)
         for note in self.notes:
             console.print(note)
-
-    def table(self) -> Table:
-        """Return one table of all models."""
-        return Table((MODEL, *self.columns), self.rows)
 
 
 QUALITY = ("psnr", "ssim", "lpips")
@@ -282,7 +276,7 @@ DRIFT_COLUMNS = (
 )
 
 
-def compare_drift(results: Results) -> Comparison:
+def compare_drift(results: Results) -> Table:
     """Make a row for each model, strategy and eight of frames of a dream that goes on and on.
 
     TFD is read against the true frames of all clips and moments: a walk looks the same however long
@@ -315,7 +309,7 @@ def compare_drift(results: Results) -> Comparison:
         "The truth shows what is right, the reconstruction what the tokenizer can show of it.",
         *bias_notes("tfd", [{"samples": row["samples"], "dimension": dimension} for row in rows]),
     ]
-    return Comparison(rows, DRIFT_COLUMNS, notes)
+    return Table(rows, DRIFT_COLUMNS, notes)
 
 
 def _eight(clips: dict[str, Record], truth: dict[str, Record], frames: slice) -> dict[str, Any]:
@@ -366,7 +360,7 @@ def walk(away: str, back: str, still: str, num_frames: int) -> list[str]:
     return [away] * num_frames + [still] + [back] * num_frames
 
 
-def compare_revisit(results: Results) -> Comparison:
+def compare_revisit(results: Results) -> Table:
     """Make a row for each model and strategy: does a world remember where one turned away?
 
     A dream turns away from the last given picture, stands still for a frame, and turns back; then
@@ -393,7 +387,7 @@ def compare_revisit(results: Results) -> Comparison:
         "Chance is the last given picture of another clip; the reconstruction is the best that the "
         "tokenizer can show. Intervals are 95% bootstrap intervals over clips, paired.",
     ]
-    return Comparison(rows, REVISIT_COLUMNS, notes)
+    return Table(rows, REVISIT_COLUMNS, notes)
 
 
 def _revisited(
@@ -437,7 +431,7 @@ DIFFERENCES = (
 )
 
 
-def compare(results: Results) -> Comparison:
+def compare(results: Results) -> Table:
     """Sum up quality and speed, or drift, or the way back, whichever was measured."""
     settings = results.runs[-1]["settings"]
     if settings["drift"]:
@@ -445,7 +439,7 @@ def compare(results: Results) -> Comparison:
     if settings["revisit"]:
         return compare_revisit(results)
     rows = summarize(results)
-    return Comparison(rows, (STRATEGY, CLIPS, *METRICS, *SPEED), _notes(results, rows))
+    return Table(rows, (STRATEGY, CLIPS, *METRICS, *SPEED), _notes(results, rows))
 
 
 def _notes(results: Results, rows: list[Row]) -> list[str]:
@@ -500,7 +494,7 @@ IMAGE_COLUMNS = (
 )
 
 
-def compare_images(results: Results) -> Comparison:
+def compare_images(results: Results) -> Table:
     """Sum up the price of each strategy, its likeness to raster and its speed."""
     groups, rows = grouped(results), summarize(results)
     for row in rows:
@@ -521,7 +515,7 @@ def compare_images(results: Results) -> Comparison:
     else:
         notes.append(f"FID: from raster's images, detector_sha256 {detector['detector_sha256']}.")
     notes += bias_notes("fid", [row["fid"] for row in rows])
-    return Comparison(rows, IMAGE_COLUMNS, notes)
+    return Table(rows, IMAGE_COLUMNS, notes)
 
 
 LIKELIHOOD = (
@@ -532,7 +526,7 @@ LIKELIHOOD = (
 )
 
 
-def compare_likelihood(results: Results) -> Comparison:
+def compare_likelihood(results: Results) -> Table:
     """Return likelihood and gap of each model and strategy, on the clips that raster has too."""
     by_key: dict[tuple[str, str], dict[str, float]] = {}
     for line in results.clips:
@@ -543,7 +537,7 @@ def compare_likelihood(results: Results) -> Comparison:
         pairs = [(nll, raster[clip]) for clip, nll in clips.items() if clip in raster]
         gap = gap_to_raster(*torch.tensor(pairs, dtype=torch.float64).T)
         rows.append({"model": model, "strategy": strategy, "clips": len(pairs), **gap})
-    return Comparison(rows, LIKELIHOOD, [])
+    return Table(rows, LIKELIHOOD)
 
 
 COMPARE = {  # what sums up a file of results

@@ -54,12 +54,11 @@ def test_every_eight_of_frames_is_compared_with_all_true_frames():
     assert rows[0]["psnr"] == pytest.approx(np.mean([*first[:8], *second]))
     assert rows[1]["psnr"] == pytest.approx(np.mean(first[8:]))
     assert rows[2]["psnr"] is rows[0]["ssim"] is rows[3]["psnr"] is None
-    table = comparison.table()
-    assert [column.heading for column in table.columns] == [
+    assert [column.heading for column in comparison.columns] == [
         *("model", "strategy", "frames", "samples"),
         *("TFD", "PSNR", "sharpness", "repeated", "distinct"),
     ]
-    cells = table.cells(table.rows[2], brackets=True)
+    cells = comparison.cells(comparison.shown[2], brackets=True)
     assert (cells[1:3], cells[5]) == (["k=1", "17-20"], "-")
     assert not any("Warning" in note for note in comparison.notes)
 

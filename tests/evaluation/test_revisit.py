@@ -30,13 +30,12 @@ def test_the_last_frame_is_compared_with_the_turning_point_and_with_chance():
     assert (reconstruction["turned"], reconstruction["above_turned"]) == (None, None)
     assert reconstruction["above_chance"] == 20
     assert rows["k=1"]["ssim"] is None
-    table = comparison.table()
-    assert [column.heading for column in table.columns] == [
+    assert [column.heading for column in comparison.columns] == [
         *("model", "strategy", "clips"),
         *("PSNR turned", "back", "back - turned", "back - chance"),
     ]
-    cells = [table.cells(row, brackets=True)[1:] for row in table.rows]
+    cells = [comparison.cells(row, brackets=True)[1:] for row in comparison.shown]
     dream = ["k=1", "2", "11.00", "22.00", "+11.00 [+8.00, +14.00]", "+12.00 [+11.00, +13.00]"]
     assert dream in cells
     assert ["chance", "2", "-", "10.00", "-", "-"] in cells
-    assert "+11.00 ±3.00" in [cell for row in table.rows for cell in table.cells(row)]
+    assert "+11.00 ±3.00" in [cell for row in comparison.shown for cell in comparison.cells(row)]

@@ -5,7 +5,6 @@ from diagd.commands.report import plot_frontier, plot_horizons
 from diagd.console import make_console
 from diagd.evaluation.comparison import (
     DIFFERENCES,
-    MODEL,
     STRATEGY,
     Column,
     Table,
@@ -36,9 +35,9 @@ def results_with_every_metric():
 
 
 def test_the_best_strategy_is_bold_where_they_differ_and_baselines_never_are():
-    table = compare(results_with_every_metric()).table()
+    table = compare(results_with_every_metric())
     bold = {
-        (table.rows[row]["strategy"], table.columns[place].titled) for row, place in table.best()
+        (table.shown[row]["strategy"], table.columns[place].titled) for row, place in table.best()
     }
     assert bold == {
         *(("raster", title) for title in ("FVD↓", "TFD↓", "PSNR↑")),
@@ -48,10 +47,10 @@ def test_the_best_strategy_is_bold_where_they_differ_and_baselines_never_are():
 
 def test_differences_are_to_raster_with_the_gain_in_speed():
     rows = summarize(results_with_every_metric())
-    table = Table((MODEL, STRATEGY, *DIFFERENCES), rows)
+    table = Table(rows, (STRATEGY, *DIFFERENCES))
     titles = ["ΔPSNR", "ΔSSIM", "ΔLPIPS", "speedup", "fewer steps"]
     assert [column.titled for column in table.columns[2:]] == titles
-    cells = [table.cells(row, brackets=True) for row in table.rows]
+    cells = [table.cells(row, brackets=True) for row in table.shown]
     assert cells[0][:3] == ["tiny", "k=1", "-0.50 [-0.50, -0.50]"]
     assert cells[0][3].startswith("+0.1000 [")
     assert cells[0][5:] == ["2.14x", "2.14x"]
@@ -93,15 +92,15 @@ def test_lossless_strategies_are_told_apart_in_the_legend(tmp_path, monkeypatch)
 def test_a_table_is_written_as_markdown_and_on_the_page():
     columns = STRATEGY, Column("number", "n", "{:.1f}", "interval", "higher")
     row = {"model": "m", "strategy": "x|<z>", "number": 1.0, "interval": [0.5, 2.0]}
-    table = Table(columns, [row, row | {"strategy": "k=1", "number": 0.5, "interval": None}])
+    table = Table([row, row | {"strategy": "k=1", "number": 0.5, "interval": None}], columns)
     parts = {"title": "t", "lead": "l", "sections": [report.Section("s", table=table)]}
     assert report.TEMPLATES.get_template("report.md").render(parts) == (
-        "# t\n\nl\n\n## s\n\n| strategy | n↑ |\n| --- | ---: |\n"
-        "| x\\|<z> | **1.0 [0.5, 2.0]** |\n| k=1 | 0.5 |\n"
+        "# t\n\nl\n\n## s\n\n| model | strategy | n↑ |\n| --- | --- | ---: |\n"
+        "| m | x\\|<z> | **1.0 [0.5, 2.0]** |\n| m | k=1 | 0.5 |\n"
     )
-    cells = "<td>x|&lt;z&gt;</td><td class=best>1.0<br><small>[0.5, 2.0]</small></td>"
+    cells = "<td>m</td><td>x|&lt;z&gt;</td><td class=best>1.0<br><small>[0.5, 2.0]</small></td>"
     page = report.TEMPLATES.get_template("report.html").render(parts)
-    assert f"<tr class=first>{cells}</tr>\n<tr><td>k=1</td>" in page
+    assert f"<tr class=first>{cells}</tr>\n<tr><td>m</td><td>k=1</td>" in page
 
 
 def test_plots_are_drawn_with_every_metric(tmp_path):
