@@ -1,6 +1,5 @@
 """Turn flags into dataclasses of options with tyro, and what it refuses into one line."""
 
-import argparse
 import contextlib
 import copy
 import dataclasses
@@ -80,6 +79,14 @@ Device = Annotated[str, _one_word("STR", _device, str)]
 Options = TypeVar("Options")
 SHELLS = ("bash", "zsh")
 _CONFIG = (tyro.conf.DisallowNone,)  # None stands for a flag that was not given
+_REPHRASED = {  # pattern of tyro's words -> ours
+    r"^Error parsing ": "",
+    r"(?<=^Missing) from [^:]*": "",
+    r"no type matching .* Got errors: - .*?: ": "",  # of the X of `X | None`
+    r"invalid literal for int\(\) with base 10:": "expected a whole number, got",
+    r"Exceeds the limit \((\d+) digits\).*": r"expected a whole number of at most \1 digits",
+    r"could not convert string to float:": "expected a number, got",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,15 +97,9 @@ class Shared:
     threads: int | None = None  # CPU threads that compute; default: as many as PyTorch takes
 
 
-def read_shared(flags: Sequence[str]) -> argparse.Namespace:
+def read_shared(flags: Sequence[str]) -> Shared:
     """Read the flags of every command, wherever they stand among the others."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--threads", type=int)
-    try:
-        return parser.parse_known_args(flags)[0]
-    except argparse.ArgumentError as error:
-        raise ValueError(f"{error.argument_name}: {error.message}") from None
+    return _read(Shared, flags, return_unknown_args=True, add_help=False)[0]
 
 
 def parse(
@@ -111,22 +112,28 @@ def parse(
     lines = [line for text in paragraphs for line in textwrap.wrap(text, 78)]
     if examples:
         lines += ["", "Examples:", *(f"  {example}" for example in examples)]
+    # tyro joins lines that begin with a letter, and doubles empty ones
+    description = textwrap.indent("\n".join(lines), " ")
+    parsed = _read(record, flags, prog=f"diagd {name}", description=description)
+    return options(**{name: getattr(parsed, name) for name in _fields(options)})
+
+
+def _read(record: type, flags: Sequence[str], **settings: Any) -> Any:
+    """Have tyro read flags; raise ValueError with what it complains of."""
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            parsed = tyro.cli(
-                record,
-                prog=f"diagd {name}",
-                # tyro joins lines that begin with a letter, and doubles empty ones
-                description=textwrap.indent("\n".join(lines), " "),
-                args=flags,
-                config=_CONFIG,
-            )
+            return tyro.cli(record, args=flags, config=_CONFIG, **settings)
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise ValueError(_plain(complaint.getvalue())) from None
-    return options(**{name: getattr(parsed, name) for name in _fields(options)})
+    # without its box, its title and all behind the first rule
+    lines = complaint.getvalue().splitlines()
+    text = " ".join(line.strip("│ ") for line in lines if not line.startswith(("╭", "╰")))
+    text = text.partition("───")[0]
+    for pattern, words in _REPHRASED.items():
+        text = re.sub(pattern, words, text)
+    raise ValueError(text)
 
 
 def print_completion(commands: Mapping[str, type], shell: str = "") -> None:
@@ -143,7 +150,6 @@ def print_completion(commands: Mapping[str, type], shell: str = "") -> None:
 
 
 def _refuse_unknown(flags: Sequence[str], hints: dict[str, Any], name: str) -> None:
-    """Raise ValueError for an unknown flag, naming the one that may be meant."""
     known = ["-h", "--help"]
     for field, hint in hints.items():
         spelled = field.replace("_", "-")
@@ -192,22 +198,3 @@ def _with_shared(options: type) -> type:
     order = dict.fromkeys([*_fields(options), *fields])
     record.__dataclass_fields__ = {name: record.__dataclass_fields__[name] for name in order}
     return record
-
-
-_REPHRASED = {  # pattern of tyro's words -> ours
-    r"^Error parsing ": "",
-    r"(?<=^Missing) from [^:]*": "",
-    r"no type matching .* Got errors: - .*?: ": "",  # of the X of `X | None`
-    r"invalid literal for int\(\) with base 10:": "expected a whole number, got",
-    r"Exceeds the limit \((\d+) digits\).*": r"expected a whole number of at most \1 digits",
-    r"could not convert string to float:": "expected a number, got",
-}
-
-
-def _plain(complaint: str) -> str:
-    """Strip tyro's box, its title and all behind the first rule from a complaint."""
-    lines = [line.strip("│ ") for line in complaint.splitlines() if not line.startswith(("╭", "╰"))]
-    text = " ".join(lines).partition("───")[0]
-    for pattern, words in _REPHRASED.items():
-        text = re.sub(pattern, words, text)
-    return text

@@ -24,8 +24,7 @@ from torch._utils import _rebuild_parameter, _rebuild_tensor_v2
 
 from diagd.files import naming, replacing, require_file
 
-_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16"}
-_DTYPES |= {torch.bfloat16: "BF16"}
+_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -182,9 +181,9 @@ def rename_by(
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
     """Return the named tensors of a .safetensors file, or else of one that `torch.save` wrote."""
-    path = Path(path)
-    is_safe = path.suffix == ".safetensors"
-    return read_weights(path) if is_safe else tensors_of(read_torch_file(path))
+    if Path(path).suffix == ".safetensors":
+        return read_weights(Path(path))
+    return tensors_of(read_torch_file(path))
 
 
 def load_torchscript(path: str | Path, device: torch.device | str = "cpu") -> Any:

@@ -86,7 +86,6 @@ def gpu_facts(device: torch.device) -> dict[str, Any]:
 
 
 def gpu_line(gpu: dict[str, Any]) -> str:
-    """Format what `gpu_facts` returned in a line."""
     whole, free = (gpu[name] / 2**30 for name in ("memory_bytes", "memory_free_bytes"))
     return (
         f"{gpu['name']}, {whole:.1f} GiB, {free:.1f} GiB free; capability {gpu['capability']}, "

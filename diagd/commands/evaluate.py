@@ -252,7 +252,6 @@ class ClipMeter:
     def _features(
         self, tokenizer: VideoTokenizer, before: Tensor, frames: Tensor
     ) -> dict[str, Record]:
-        """Describe the clip for the Frechet distances."""
         features = {}
         if self._fvd is not None:
             features["fvd"] = pack(self._fvd(frames).numpy())

@@ -286,7 +286,6 @@ def main(options: ReportOptions) -> dict[str, Any]:
 
 
 def _quality_sections(table: Table, groups: Groups, figures: Path) -> list[Section]:
-    """Compare strategies with the truth and with raster, in tables and plots."""
     plot_frontier(table.rows, figures / "frontier.png")
     plot_horizons(groups, figures / "horizons.png")
     others = [row for row in table.rows if row["strategy"] != RASTER]
