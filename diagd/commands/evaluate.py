@@ -37,7 +37,7 @@ from diagd.data.video import write_image, write_video
 from diagd.decoding.model import CausalModel
 from diagd.decoding.strategies.table import Strategy, parse_strategy
 from diagd.decoding.teacher_forcing import strategy_nll
-from diagd.evaluation.comparison import COMPARE, walk
+from diagd.evaluation.comparison import compare, walk
 from diagd.evaluation.options import EvaluateOptions
 from diagd.evaluation.results import (
     CHANCE,
@@ -68,14 +68,12 @@ from diagd.workers import do_tasks
 
 def choose_clips(clips: Path, num_clips: int | None, seed: int) -> list[str]:
     """Draw clips of a folder, or prompts of a file; a larger draw of one seed has the smaller."""
-    if not clips.exists():
-        raise FileNotFoundError(f"folder of clips, or file of prompts, not found: {clips}")
     what = "clips"
     if clips.is_dir():
         names = list(find_clips(clips))
     else:
-        what, names = "prompts", [line.strip() for line in read_lines(clips, "prompts")]
-        names = [name for name in names if name]
+        what, lines = "prompts", read_lines(clips, "folder of clips, or file of prompts,")
+        names = [name for line in lines if (name := line.strip())]
         if not names:
             raise ValueError(f"{clips}: expected a text or a class a line, got none")
         if twice := [name for place, name in enumerate(names) if name in names[:place]]:
@@ -431,7 +429,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     results = read_results(path)
     if not results.clips:
         raise ValueError(next(iter(failed.values())))
-    table = COMPARE[path.name](results)
+    table = compare(results)
     console = make_console()
     table.print(console)
     for clip, why in failed.items():

@@ -15,10 +15,7 @@ from diagd.decoding.teacher_forcing import gap_to_raster
 from diagd.evaluation.results import (
     BASELINES,
     CHANCE,
-    IMAGES_FILE,
-    LIKELIHOOD_FILE,
     RASTER,
-    RESULTS_FILE,
     REVISIT_BASELINES,
     Record,
     Results,
@@ -279,13 +276,12 @@ DRIFT_COLUMNS = (
 def compare_drift(results: Results) -> Table:
     """Make a row for each model, strategy and eight of frames of a dream that goes on and on.
 
-    TFD is read against the true frames of all clips and moments: a walk looks the same however long
-    it has lasted. That reference is one for all eights, and each eight has equally many frames of
-    every clip; so neither makes TFD rise, drift does.
+    A walk looks the same however long it has lasted, so the true frames of all clips and moments
+    are the reference of every eight; each has equally many frames of a clip. So neither makes TFD
+    rise, drift does.
 
     A row holds `frames`, the first and the last (from 1, after the given ones), `samples`, how many
-    there are over all clips, and means over them, None where there are none (PSNR and SSIM end with
-    the clip); `sharpness` is a multiple of the true frames' mean.
+    there are over all clips, and means over them, None where there are none.
     """
     groups = grouped(results)
     rows = []
@@ -363,10 +359,9 @@ def walk(away: str, back: str, still: str, num_frames: int) -> list[str]:
 def compare_revisit(results: Results) -> Table:
     """Make a row for each model and strategy: does a world remember where one turned away?
 
-    A dream turns away from the last given picture, stands still for a frame, and turns back; then
-    it should show that picture again. Chance is the last given picture of another clip. ViZDoom's
-    turns are slow in the first tics; with the frame in between both are, and the game itself comes
-    back to the very pixel (measured), if the player stands still to begin with.
+    ViZDoom's turns are slow in the first tics; with a frame of standing still in between both are,
+    and the game itself comes back to the very pixel (measured), if the player stands still to begin
+    with.
 
     A row holds `clips`, and for each metric None or means over clips: `back`, of the last frame,
     and `turned`, of the frame at the turning point; how far `back` is above `turned`, and above
@@ -432,8 +427,12 @@ DIFFERENCES = (
 
 
 def compare(results: Results) -> Table:
-    """Sum up quality and speed, or drift, or the way back, whichever was measured."""
+    """Sum up whichever was measured: images, likelihood, drift, revisits, or quality and speed."""
     settings = results.runs[-1]["settings"]
+    if "num_frames" not in settings:
+        return compare_images(results)
+    if "nll" in results.clips[0]:
+        return compare_likelihood(results)
     if settings["drift"]:
         return compare_drift(results)
     if settings["revisit"]:
@@ -538,10 +537,3 @@ def compare_likelihood(results: Results) -> Table:
         gap = gap_to_raster(*torch.tensor(pairs, dtype=torch.float64).T)
         rows.append({"model": model, "strategy": strategy, "clips": len(pairs), **gap})
     return Table(rows, LIKELIHOOD)
-
-
-COMPARE = {  # what sums up a file of results
-    RESULTS_FILE: compare,
-    LIKELIHOOD_FILE: compare_likelihood,
-    IMAGES_FILE: compare_images,
-}
