@@ -12,15 +12,7 @@ from rich.console import Console
 
 from diagd.console import print_table
 from diagd.decoding.teacher_forcing import gap_to_raster
-from diagd.evaluation.results import (
-    BASELINES,
-    CHANCE,
-    RASTER,
-    REVISIT_BASELINES,
-    Record,
-    Results,
-    unpack,
-)
+from diagd.evaluation.results import BASELINES, CHANCE, RASTER, Record, Results, unpack
 from diagd.metrics.frechet import frechet_distance
 
 Row = dict[str, Any]  # as in the JSON of a command
@@ -371,7 +363,7 @@ def compare_revisit(results: Results) -> Table:
     rows = []
     for (model, strategy), clips in groups.items():
         chance = {} if strategy == CHANCE else groups.get((model, CHANCE), {})
-        turning = None if strategy in REVISIT_BASELINES else settings["revisit"]
+        turning = None if strategy in (*BASELINES, CHANCE) else settings["revisit"]
         row = {"model": model, "strategy": strategy, "clips": len(clips)}
         rows.append(row | {name: _revisited(name, clips, chance, turning) for name in QUALITY})
     away, back = settings["revisit_actions"]

@@ -34,9 +34,6 @@ PROTOCOLS = {
     "mc-ar": Protocol(100, 16, 1),  # VPT
 }
 DRIFT_FRAMES = 256  # dreamt where no other number is asked for
-
-Models = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])]
-Prompts = Annotated[Path, tyro.conf.arg(aliases=["--prompts"])]
 OF_CLIPS = (
     *("protocol", "frames", "context_frames", "fps", "start", "fvd_detector", "fvd_resize"),
     *("teacher_forced", "drift", "revisit", "revisit_actions"),
@@ -58,9 +55,10 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
 
     # folder of videos, with a jsonl of actions beside each for models that take any; for models of
     # images a file with a text, or a class, a line
-    clips: Prompts
+    clips: Annotated[Path, tyro.conf.arg(aliases=["--prompts"])]
     out: OutputFolder  # folder for results.jsonl; a run that was killed goes on from here
-    models: Models = ("doom",)  # bundled names or folders; label=folder names one in the tables
+    # bundled names or folders; label=folder names one in the tables
+    models: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])] = ("doom",)
     tokenizer: Path | None = None  # folder, if not with the model; TorchScript in it runs
     strategy: tuple[str, ...] = ("k=4", "k=2", "k=1")  # how to decode, after raster
     # the paper's clips and lengths, where the next flags leave them open

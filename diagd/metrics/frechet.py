@@ -22,10 +22,6 @@ def frechet_distance(features: Features, reference: Features) -> float:
     values, vectors = np.linalg.eigh(covariance)
     root = (vectors * np.sqrt(values.clip(min=0))) @ vectors.T
     cross = np.linalg.eigvalsh(root @ other @ root)
-    distance = (
-        np.square(mean - other_mean).sum()
-        + np.trace(covariance)
-        + np.trace(other)
-        - 2 * np.sqrt(cross.clip(min=0)).sum()
-    )
+    spreads = np.trace(covariance) + np.trace(other) - 2 * np.sqrt(cross.clip(min=0)).sum()
+    distance = np.square(mean - other_mean).sum() + spreads
     return max(0.0, float(distance))  # equal samples differ by rounding
