@@ -5,7 +5,6 @@ the other. Ray restarts one that dies, and does its task again. Results return t
 asked, which alone writes them, so they are those of one process, in another order.
 """
 
-import itertools
 import logging
 import math
 import os
@@ -81,13 +80,13 @@ class _Actor:
             os.chdir(folder)
         self._make, self._worker = make, None
 
-    def do(self, task: Any) -> tuple[bool, Any]:
-        """Return whether the worker could be made, and its result, or the error of making it."""
+    def do(self, number: int, task: Any) -> tuple[int | None, Any]:
+        """Return the number of a task and its result, or None and the error of making a worker."""
         try:
             self._worker = self._worker or self._make()
         except (ValueError, OSError) as error:  # one line, not Ray's forty
-            return False, ValueError(str(error))
-        return True, _attempt(self._worker, task)
+            return None, ValueError(str(error))
+        return number, _attempt(self._worker, task)
 
 
 def _do_with_ray(
@@ -96,6 +95,7 @@ def _do_with_ray(
     require("--workers", "ray")
     import ray  # takes seconds, and one process needs none
     from ray.exceptions import RayActorError
+    from ray.util import ActorPool
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
@@ -111,24 +111,18 @@ def _do_with_ray(
             num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=RETRIES
         )
         arguments = make, max(1, math.ceil(cpus)), Path.cwd()
-        idle = [start.remote(*arguments) for _ in range(count)]
-        left, running = iter(tasks), {}
-        while True:
-            for task in itertools.islice(left, len(idle)):
-                actor = idle.pop()
-                running[actor.do.remote(task)] = actor, task
-            if not running:
-                return
-            (done, *_), _ = ray.wait(list(running))
-            actor, task = running.pop(done)
-            idle.append(actor)
-            try:
-                is_made, result = ray.get(done)
-            except RayActorError:
-                is_made, result = True, ValueError(f"{1 + RETRIES} processes died of it")
-            if not is_made:
-                raise result
-            yield task, result
+        actors = ActorPool([start.remote(*arguments) for _ in range(count)])
+        left = dict(enumerate(tasks))
+        for job in left.items():
+            actors.submit(lambda actor, job: actor.do.remote(*job), job)
+        while actors.has_next():
+            with suppress(RayActorError):  # its task stays among those that are left
+                number, result = actors.get_next_unordered()
+                if number is None:
+                    raise result
+                yield left.pop(number), result
+        for task in left.values():
+            yield task, ValueError(f"{1 + RETRIES} processes died of it")
     finally:
         ray.shutdown()
 

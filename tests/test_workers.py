@@ -50,8 +50,8 @@ def test_one_process_does_all_tasks_with_one_worker_and_goes_on_after_a_mistake(
 def test_an_actor_makes_its_worker_once_and_hands_mistakes_back_as_words():
     before = Halver.made
     actor = _Actor(partial(Halver, 0), 1, Path.cwd())
-    done = [actor.do(task) for task in (2, 3, 4)]
-    assert [is_made for is_made, _ in done] == [True] * 3
+    done = [actor.do(*job) for job in enumerate((2, 3, 4))]
+    assert [number for number, _ in done] == [0, 1, 2]
     assert told(zip((2, 3, 4), (result for _, result in done), strict=True)) == HALVED
     assert Halver.made == before + 1
 
@@ -59,8 +59,8 @@ def test_an_actor_makes_its_worker_once_and_hands_mistakes_back_as_words():
 def test_a_worker_that_cannot_be_made_ends_it_all():
     with pytest.raises(FileNotFoundError, match="no -1"):
         next(do_tasks([2], partial(Halver, -1), Pool()))
-    is_made, why = _Actor(partial(Halver, -1), 1, Path("no such folder")).do(2)
-    assert (is_made, str(why)) == (False, "no -1")
+    number, why = _Actor(partial(Halver, -1), 1, Path("no such folder")).do(0, 2)
+    assert (number, str(why)) == (None, "no -1")
 
 
 def test_without_tasks_no_worker_is_made():
