@@ -1,9 +1,8 @@
 """The command line: a table of commands; parse flags into options, run, report errors.
 
-A command is a function of one argument, a dataclass of options, whose docstring and comments are
-its help; its examples stand in the docstring of the function's module. Options are in modules that
-import nothing that computes (no PyTorch): they are imported, and flags are checked, before the
-function is. Only the command chosen is imported.
+A command is a function of a dataclass of options, whose docstring and comments are its help; its
+examples stand in the function's module. Only the command chosen is imported, and its options, whose
+modules import nothing that computes (no PyTorch), before it.
 """
 
 import ast

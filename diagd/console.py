@@ -1,8 +1,7 @@
 """Terminal output: tables that fit, and progress that can be read in a log as well.
 
-A terminal is as wide as it is. A pipe or a file has no width, unless COLUMNS is set: lines are not
-folded there, and tables take 80 columns. A bar moves on a terminal; elsewhere a line now and then
-tells the progress.
+A pipe or a file has no width, unless COLUMNS is set: lines are not folded there, and tables take 80
+columns. A bar moves on a terminal; elsewhere a line now and then tells the progress.
 """
 
 import os

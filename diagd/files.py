@@ -1,9 +1,8 @@
 """Files that are whole or not there: a run killed in the middle of writing leaves the old file.
 
 Data goes to a hidden name beside the target (`.NAME.1a2b3c4d.partial`, another one for every
-writer) until one rename puts it in place. Logs of JSON lines grow in place instead; only their last
-line can be torn, and readers skip it. A disk that is full or read-only is an OSError that names the
-file wanted, and leaves no half of it.
+writer) until one rename puts it in place. Logs of JSON lines grow in place instead; readers skip a
+last line that is torn. Errors of a full or read-only disk name the file wanted.
 """
 
 import json

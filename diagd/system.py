@@ -1,7 +1,4 @@
-"""The machine: locks, memory and cores under each operating system, and what a result ran on.
-
-No other module but the decoder of uploads, which runs alone, imports what only Unix has.
-"""
+"""The machine: what differs between operating systems (locks, memory, cores), and provenance."""
 
 import ctypes
 import hashlib
@@ -28,10 +25,9 @@ _MODEL_SUFFIXES = (".safetensors", ".json", ".yaml", ".pt", ".pth", ".ckpt", ".j
 def only_writer(folder: Path, file: str = "") -> Iterator[None]:
     """Make a folder, and lock it, or a file in it, against other writers while the block runs.
 
-    The system releases the lock when the process ends, however it ends. A new folder that is empty
-    afterwards is removed again, and so are half-written files of a killed writer (see
-    `diagd.files`). Processes that torchrun or accelerate started together are one writer: the first
-    holds the lock, the others need none.
+    The system releases the lock when the process ends, however it ends. A new folder that stays
+    empty is removed, and so are half-written files of a killed writer (see `diagd.files`). Of
+    processes that torchrun or accelerate started together, the first holds the lock for all.
     """
     if os.environ.get("RANK", "0") != "0":
         yield

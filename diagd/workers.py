@@ -1,8 +1,7 @@
 """Tasks done by this process, or by several that Ray starts on one machine or a cluster.
 
-Every process makes its worker once, such as a model that is loaded, and then does one task after
-the other. Ray restarts one that dies, and does its task again. Results return to the process that
-asked, which alone writes them, so they are those of one process, in another order.
+Every process makes its worker once, such as a model that is loaded. Ray restarts one that dies, and
+does its task again. Results return to the process that asked, which alone writes them.
 """
 
 import logging

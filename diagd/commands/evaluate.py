@@ -2,8 +2,7 @@
 
 Every clip is continued from its first frames under its recorded actions, by each model with each
 strategy and the same seed. Raster, the tokenizer's reconstruction and a copy of the last given
-frame are always in. A killed run goes on where it was; `diagd report` turns results.jsonl into a
-page.
+frame are always in. A killed run goes on; `diagd report` turns results.jsonl into a page.
 
 Of a model of images every strategy makes an image of a text or a class under the same noise, and
 raster's stands in for the truth. A strategy's price is what raster's own tokens cost under its
