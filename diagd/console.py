@@ -44,9 +44,8 @@ def print_table(
     columns = []
     for place, column in enumerate(zip(header, *rows, strict=True)):
         width = max(map(cell_len, column))
-        gaps = [" " * (width - cell_len(cell)) for cell in column]
-        pairs = zip(column, gaps, strict=True)
-        columns.append([c + gap if place < num_labels else gap + c for c, gap in pairs])
+        padded = [(cell, " " * (width - cell_len(cell))) for cell in column]
+        columns.append([c + gap if place < num_labels else gap + c for c, gap in padded])
     labels, rest = columns[:num_labels], columns[num_labels:]
     console.print(Text(title), soft_wrap=True)
     max_width = TABLE_WIDTH if console.width == UNFOLDED else console.width

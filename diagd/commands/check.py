@@ -196,19 +196,14 @@ def movement_between(frames: Tensor) -> Tensor:
         means = functional.adaptive_avg_pool2d(kinds, blocks).flatten(2)
         steepness = means[2].add(1e-3).sqrt()
         parts += [means[0] / steepness, means[1] / steepness, means[3].sqrt()]
-    return torch.cat([*parts, _shift_errors(pictures[0])], dim=1)
-
-
-def _shift_errors(pictures: Tensor) -> Tensor:
-    """Compare each picture's inside with the one before, moved: (T - 1, 2 * 2 * REACH_PX + 1)."""
-    height, width = (side - 2 * REACH_PX for side in pictures.shape[1:])
-    windows = pictures.unfold(1, height, 1).unfold(2, width, 1)  # (T, i, j, height, width)
+    height, width = (side - 2 * REACH_PX for side in pictures[0].shape[1:])
+    windows = pictures[0].unfold(1, height, 1).unfold(2, width, 1)  # (T, i, j, height, width)
     here = windows[1:, REACH_PX, REACH_PX]
     steps = range(2 * REACH_PX + 1)
     shifts = [*((REACH_PX, j) for j in steps), *((i, REACH_PX) for i in steps if i != REACH_PX)]
     errors = [(windows[:-1, i, j] - here).abs().mean(dim=(1, 2)) for i, j in shifts]
-    stacked = torch.stack(errors, dim=1)
-    return stacked / (stacked.mean(dim=1, keepdim=True) + 1e-3)
+    whole = torch.stack(errors, dim=1)
+    return torch.cat([*parts, whole / (whole.mean(dim=1, keepdim=True) + 1e-3)], dim=1)
 
 
 def row_timing(movements: Sequence[Tensor], actions: Sequence[Tensor]) -> RowTiming:

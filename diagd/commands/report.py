@@ -169,9 +169,9 @@ def plot_drift(table: Table, path: Path) -> None:
     curves: Curves = {}
     for column in table.numbers:
         for row in table.shown:
-            if column.value(row) is not None:
+            if (value := column.value(row)) is not None:
                 points = curves.setdefault((row["model"], column, row["strategy"]), [])
-                points.append((np.mean(row["frames"]), column.value(row)))
+                points.append((np.mean(row["frames"]), value))
     _draw_curves(curves, (7, 2.6), path, marker=".")
 
 
