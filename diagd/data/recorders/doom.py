@@ -182,16 +182,19 @@ class DoomGame:
     steps_per_second = Fraction(35)  # of the game's own clock
     size_px: tuple[int, int] = (112, 192)  # (height_px, width_px) of the clips by default
 
-    def __init__(self, game: Any, name: str, scenario: Scenario) -> None:
-        self.game, self.scenario = game, scenario
+    def __init__(self, game: Any, scratch: str, name: str, scenario: Scenario) -> None:
+        self.game, self.scratch, self.scenario = game, scratch, scenario
         self.name = f"scenario {name!r}"
         self.actions = scenario.actions  # the first one is doing nothing
         self.player = Player(scenario.player, 0)
         self.state: Any = None
 
     def start(self, seed: int) -> None:
+        """Start the game anew: in its next episode a weapon would go on bobbing as in this one."""
+        self.game.close()
         self.game.set_seed(seed)
-        self.game.new_episode()
+        with contextlib.chdir(self.scratch):  # the game leaves a folder where it is started
+            self.game.init()
         self.player = Player(self.scenario.player, seed)
         if weapon := self.scenario.weapon:
             for command in ("give", "use"):
@@ -260,6 +263,4 @@ def open_doom(options: RecordOptions) -> Iterator[DoomGame]:
             game.set_doom_skill(scenario.skill)
         if scenario.start_tics is not None:
             game.set_episode_start_time(scenario.start_tics)
-        with contextlib.chdir(scratch):  # the game leaves a folder where it is started
-            game.init()
-        yield DoomGame(game, name, scenario)
+        yield DoomGame(game, scratch, name, scenario)
