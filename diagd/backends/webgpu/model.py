@@ -21,8 +21,8 @@ from diagd.backends.webgpu.shader import (
     shader_of,
     weights_of,
 )
-from diagd.decoding.engine import BLOCK, Lanes, whole_blocks
-from diagd.decoding.model import Buffers, CausalModel, ModelShape, StepFunction, StepParts
+from diagd.decoding.model import Buffers, CausalModel, Lanes, ModelShape, Step, StepFunction
+from diagd.decoding.schedule import BLOCK, whole_blocks
 from diagd.models.attention import check_cache_fits, check_sizes, refuse_context
 from diagd.models.transformer import Transformer, shape_of
 
@@ -104,12 +104,12 @@ class WebGPUBuffers(Buffers):
 class Recorded:
     """Steps that wait for their submission, under one state of the slots."""
 
-    def __init__(self, step: StepParts) -> None:
+    def __init__(self, step: Step) -> None:
         self.step = step
         self.held, self.fed_at = step.buffers.held.clone(), step.buffers.fed_at.clone()
         self.steps: list[tuple[Tensor, int]] = []  # lanes (8, L), slots to read
 
-    def fits(self, step: StepParts) -> bool:
+    def fits(self, step: Step) -> bool:
         """Whether another step may follow in the same submission."""
         slots = step.buffers
         same = torch.equal(self.held, slots.held) and torch.equal(self.fed_at, slots.fed_at)
@@ -180,7 +180,7 @@ class WebGPUModel(CausalModel):
         plain = super().make_buffers(batch_size, num_slots, context)
         return WebGPUBuffers(plain.tokens, plain.held, plain.fed_at, plain.seeds, plain.cache)
 
-    def make_step(self, step: StepParts) -> StepFunction:
+    def make_step(self, step: Step) -> StepFunction:
         """Return what records a plain step; whoever reads tokens has it submitted."""
         buffers = step.buffers
         if not step.is_plain or not isinstance(buffers, WebGPUBuffers):
