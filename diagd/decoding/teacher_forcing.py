@@ -23,6 +23,10 @@ from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid,
 from diagd.decoding.strategies.table import Strategy
 from diagd.decoding.visibility import NEVER, visible
 
+LANES = 512  # of one forward, so that neither mask nor logits grow with the square of a clip
+Sees = Callable[[Tensor, Tensor], Tensor]  # lanes q, r -> whether q sees r
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
 
 @dataclass(frozen=True, eq=False)
 class TeacherView:
@@ -54,25 +58,21 @@ class TeacherView:
         """(M,) int64, the lanes with a target, in the raster order of the targets."""
         return (self.targets >= 0).nonzero()[:, 0]
 
-    @cached_property
-    def is_causal(self) -> bool:
-        in_order = bool((self.steps.diff() >= 0).all())
-        all_stay = bool((self.leaves_at > self.steps.max()).all())
-        return in_order and all_stay and not bool(self.stand_in.any())
-
     def sees(self, q: Tensor, r: Tensor) -> Tensor:
         """Return whether lane q sees lane r, both int64 that broadcast; never true for r > q."""
         return self.mask_mod()(q, q, q, r)
 
-    def mask_mod(
-        self, window: int | None = None
-    ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    def mask_mod(self, window: int | None = None) -> MaskMod:
         """Return `sees` as FlexAttention asks for it: (batch, head, q, r) -> bool.
 
         A layer may see no more than so many positions, the lane's own included (None: all).
         """
-        positions, steps, fed_at = self.positions, self.steps, self.fed_at
-        leaves_at = self.leaves_at
+        positions, steps, fed_at, leaves_at = (
+            self.positions,
+            self.steps,
+            self.fed_at,
+            self.leaves_at,
+        )
 
         def mask(batch: Tensor, head: Tensor, q: Tensor, r: Tensor) -> Tensor:
             seen = visible(positions[q], steps[q], positions[r], fed_at[r], q == r)
@@ -83,7 +83,8 @@ class TeacherView:
 
     def visible(self, window: int | None = None) -> Tensor | None:
         """Return the (N, N) bool mask, True = may attend, or None where it is the causal one."""
-        if self.is_causal and window is None:
+        in_order = (self.steps.diff() >= 0).all() and not self.stand_in.any()
+        if window is None and in_order and (self.leaves_at > self.steps.max()).all():
             return None
         lanes = torch.arange(len(self.positions), device=self.positions.device)
         column = lanes[:, None]
@@ -105,33 +106,34 @@ def teacher_view(
     """Lay out the lanes of a schedule for teacher forcing, on the CPU.
 
     Args:
-        layout: the frames to predict, and the context frames before them.
+        layout: the frames to predict, and the context frames before them; has_prompt is ignored.
         prefix_length: tokens before the first context frame.
         learn_context: the tokens of the context frames are targets, too, in raster order, but for
             the very first token of a sequence.
-        window: frames that the stream's context holds, the one under way included; None: all. The
-            first frames are decoded as the schedule says, as many as fit, and those after them one
-            by one, each taking the place of the oldest, as a stream does it.
+        window: frames that the stream's context holds, the one under way included; None: all. At
+            least 2, and as many as there are context frames. The first frames are decoded as the
+            schedule says, as many as fit, and those after them one by one, each taking the place of
+            the oldest, as a stream does it.
         known_row_ends: as in `make_plan`; then the last token of each row is no target.
     """
     length, num_frames = prefix_length + layout.context_slots, layout.grid.num_frames
-    if layout.has_prompt != (length > 0):
-        raise ValueError(f"has_prompt is {layout.has_prompt}, and the prompt has {length} tokens")
+    given = layout.context_frames
     learnt: set[int] = set()
     if learn_context:
-        starts = [t * layout.slots_per_frame for t in range(-layout.context_frames, 0)]
+        starts = [t * layout.slots_per_frame for t in range(-given, 0)]
         learnt = {length + start + slot for start in starts for slot in layout.token_slots}
     lanes = [
         (slot, slot - length + 1, slot, slot + 1 if slot + 1 in learnt else -1)
         for slot in range(length - 1)
     ]
-    begins: list[int] = []  # step at which each frame's stretch begins
+    fitting = num_frames if window is None else min(max(1, window - given), num_frames)
+    begins: list[int] = []  # step at which the stretch of each frame begins
     now = 0
-    for size in _stretches(layout, window):
+    for size in (fitting, *[1] * (num_frames - fitting)):
         grid, done = replace(layout.grid, num_frames=size), len(begins)
-        has_prompt, given = layout.has_prompt or done > 0, layout.context_frames + done
-        begun = replace(layout, grid=grid, context_frames=given, has_prompt=has_prompt)
-        part, base = replace(schedule, grid=grid), length + done * layout.slots_per_frame
+        base = length + done * layout.slots_per_frame
+        begun = replace(layout, grid=grid, context_frames=given + done, has_prompt=base > 0)
+        part = replace(schedule, grid=grid)
         for step, position, source, target in feeds(part, begun, known_row_ends):
             if step < part.num_steps:
                 is_known = known_row_ends and target is not None and target[2] == grid.width - 1
@@ -144,28 +146,12 @@ def teacher_view(
     leaves_at = torch.full_like(positions, NEVER)
     if window is not None:
         # frames counted from the first context frame, before which no actions stand
-        actions = layout.num_leading if layout.context_frames else 0
+        actions = layout.num_leading if given else 0
         frames = (positions - prefix_length + actions) // layout.slots_per_frame
-        for newest in range(window - layout.context_frames, num_frames):
-            oldest = layout.context_frames + newest - window
+        for newest in range(window - given, num_frames):
+            oldest = given + newest - window
             leaves_at[(frames == oldest) & (positions >= prefix_length)] = begins[newest]
     return TeacherView(sources, positions, steps, targets, leaves_at)
-
-
-def _stretches(layout: SequenceLayout, window: int | None) -> list[int]:
-    num_frames, given = layout.grid.num_frames, layout.context_frames
-    if window is None:
-        return [num_frames]
-    if window < max(2, given):
-        raise ValueError(
-            f"window must be at least 2 and hold the {given} context frames, got {window}"
-        )
-    first = min(max(1, window - given), num_frames)
-    return [first] + [1] * (num_frames - first)
-
-
-LANES = 512  # of one forward, so that neither mask nor logits grow with the square of a clip
-Sees = Callable[[Tensor, Tensor], Tensor]  # lanes q, r -> whether q sees r
 
 
 def strategy_nll(
@@ -205,8 +191,7 @@ def strategy_nll(
     check_ids(tokens, model.vocab_size, "tokens")
     check_ids(actions[:, int(context_frames > 0) :], model.num_embeddings, "actions")
     check_ids(prefix, model.num_embeddings, "prefix")
-    has_prompt = context_frames > 0 or prefix.shape[1] > 0
-    layout = SequenceLayout(grid, actions.shape[2], context_frames, has_prompt, num_seam_tokens)
+    layout = SequenceLayout(grid, actions.shape[2], context_frames, num_seam_tokens=num_seam_tokens)
     schedule, length = strategy.schedule(grid), prefix.shape[1]
     view = teacher_view(schedule, layout, length, known_row_ends=row_ends)
     whole = torch.cat([prefix, in_sequence(layout, actions, tokens)], dim=1)

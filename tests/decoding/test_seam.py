@@ -156,7 +156,7 @@ def test_raster_order_reads_tokens_as_they_stand():
     view = teacher_view(schedule, case.layout, 1, learn_context=True)
     targets = view.targets[view.readers]
     assert torch.equal(sequence[:, targets], tokens.flatten(1))
-    assert view.is_causal
+    assert view.visible() is None
 
 
 @pytest.mark.parametrize(

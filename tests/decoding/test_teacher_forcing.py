@@ -258,8 +258,9 @@ def test_the_mask_of_flex_attention_is_the_dense_one(case):
     lanes = torch.arange(len(view.positions))
     entries = view.mask_mod()(lanes[:1], lanes[:1], lanes[:, None], lanes[None, :])
     dense = view.visible()
-    assert (dense is None) == view.is_causal
-    assert torch.equal(entries, torch.ones_like(entries).tril().bool() if dense is None else dense)
+    causal = torch.ones_like(entries).tril().bool()
+    assert (dense is None) == torch.equal(entries, causal)
+    assert torch.equal(entries, causal if dense is None else dense)
 
 
 @given(case=cases())
@@ -291,9 +292,15 @@ def test_others_never_see_a_stand_in_and_the_future_is_never_seen():
     assert not (visible & (view.steps[None] > view.steps[:, None])).any()
 
 
-def test_what_cannot_be_laid_out_is_refused():
+@pytest.mark.parametrize("length", [0, 3])
+def test_whether_there_is_a_prompt_follows_from_its_length(length):
     case = Case()
-    with pytest.raises(ValueError, match="has_prompt is True, and the prompt has 0 tokens"):
-        teacher_view(case.schedule, SequenceLayout(case.grid, 1, 0))
-    with pytest.raises(ValueError, match="has_prompt is False, and the prompt has 3 tokens"):
-        teacher_view(case.schedule, SequenceLayout(case.grid, 1, 0, has_prompt=False), 3)
+    one, other = (
+        teacher_view(case.schedule, SequenceLayout(case.grid, 1, 0, has_prompt), length)
+        for has_prompt in (False, True)
+    )
+    for name in ("sources", "positions", "steps", "targets"):
+        assert torch.equal(getattr(one, name), getattr(other, name))
+    assert (one.positions == length).any()
+    with pytest.raises(ValueError, match="an empty prompt needs conditioning tokens"):
+        teacher_view(case.schedule, SequenceLayout(case.grid))
