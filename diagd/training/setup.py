@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-import time
-from functools import cache
 
 import torch
 
@@ -48,10 +46,12 @@ def check_tokenizer(model: str, clips: TokenClips) -> None:
         )
 
 
-def fit_config(preset: str, clips: TokenClips, frames: int) -> ModelConfig:
+def fit_config(
+    preset: str, clips: TokenClips, frames: int, sliding_frames: int | None = None
+) -> ModelConfig:
     """Fit a preset to the data: its grid, its vocabulary, a context of so many frames."""
     grid_height, grid_width = clips.tokens.shape[2:]
-    return dataclasses.replace(
+    config = dataclasses.replace(
         PRESETS[preset],
         vocab_size=clips.codebook_size + len(clips.action_names),
         image_vocab_size=clips.codebook_size,
@@ -60,6 +60,7 @@ def fit_config(preset: str, clips: TokenClips, frames: int) -> ModelConfig:
         num_action_tokens=1,
         max_positions=frames * (grid_height * grid_width + 1) - 1,
     )
+    return slide(config, sliding_frames)
 
 
 def slide(config: ModelConfig, frames: int | None) -> ModelConfig:
@@ -123,22 +124,12 @@ def aim_heads(model: Transformer) -> Transformer:
     return model
 
 
-@cache
 def choose_precision(asked: str) -> str:
-    """Return "bf16" or "no"; for "auto" the one that multiplies faster here, measured at once."""
+    """Return "bf16" or "no"; for "auto" bf16 where the device that trains multiplies it."""
     if asked != "auto":
         return asked
-    if torch.cuda.is_available():
-        return "bf16" if torch.cuda.is_bf16_supported() else "no"
-    seconds: dict[torch.dtype, float] = {}
-    for dtype in (torch.bfloat16, torch.float32):
-        matrix = torch.zeros(512, 512, dtype=dtype)
-        for _ in range(4):  # of which the first ones prepare
-            started = time.perf_counter()
-            torch.matmul(matrix, matrix)
-            took = time.perf_counter() - started
-            seconds[dtype] = min(took, seconds.get(dtype, took))
-    return "bf16" if seconds[torch.bfloat16] < seconds[torch.float32] else "no"
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return "bf16" if multiplies_bfloat16(device) else "no"
 
 
 class FloatMuon(torch.optim.Muon):

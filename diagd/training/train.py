@@ -1,15 +1,12 @@
 """`diagd train` and `diagd finetune`: train a world, or a model for the schedules it decodes by.
 
-`diagd train` sizes a model to the time there is, and shows how its dreams get better. The size: the
-largest model that sees at least 3 tokens for each of its weights, as fast as this machine is
-measured to train. Tokens that are read again teach less: n passes over the same data are worth
-1 + 15 * (1 - exp(-(n - 1) / 15)) passes over new data (arXiv:2305.16264), and after 40 passes a run
-ends even if there is time left.
+`diagd train` sizes a model to the time there is: the largest that sees at least 3 tokens for each
+of its weights, as fast as this machine is measured to train. Tokens that are read again teach less:
+n passes over the same data are worth 1 + 15 * (1 - exp(-(n - 1) / 15)) passes over new data
+(arXiv:2305.16264), and after 40 passes a run ends even if there is time left.
 
-`diagd finetune` teaches a model what it sees while it decodes along diagonals. One trained in
-raster order has never predicted a token whose left neighbours of the row above are there and the
-right ones are not, nor one at a row's start behind a stand-in. A short training under exactly that
-visibility (arXiv:2503.14070, section 3.3; `diagd.decoding.teacher_forcing`) closes much of the gap.
+`diagd finetune` trains shortly under the visibility of diagonals, which a model trained in raster
+order has never seen (arXiv:2503.14070, section 3.3; `diagd.decoding.teacher_forcing`).
 
 diagd train --tokens tokens --out world --minutes 20
 diagd train --tokens tokens/train --validation tokens/heldout --out world
@@ -76,8 +73,8 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
         steps = min(options.steps or plan.steps, plan.steps)
         minutes = max(options.seconds - (monotonic() - started), 1.0) / 60
         options = replace(options, model=plan.model, minutes=minutes, hours=None, steps=steps)
-    config = setup.fit_config(options.model or DEFAULT_MODEL, clips, options.frames_held)
-    config = setup.slide(config, options.sliding_frames)
+    name = options.model or DEFAULT_MODEL
+    config = setup.fit_config(name, clips, options.frames_held, options.sliding_frames)
     model = setup.start_model(config, options.seed, options.init)
     if options.init is not None:
         setup.check_tokenizer(options.init, clips)
@@ -259,8 +256,7 @@ def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> 
     """Train for some steps, beginning none after `limit` seconds; return weights, and s a token."""
     began = time.monotonic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    config = setup.fit_config(model, clips, options.frames_held)
-    config = setup.slide(config, options.sliding_frames)
+    config = setup.fit_config(model, clips, options.frames_held, options.sliding_frames)
     probe = Transformer.random(config, 0, device)
     loss_of = MixtureLoss(replace(options, compile=False), config, device)
     optimizers = setup.make_optimizers(probe, options)
