@@ -11,7 +11,7 @@ import tyro
 
 from diagd.backends.native.compiler import find_compiler
 from diagd.checks import check_at_least, check_values, parse_size
-from diagd.decoding.schedule import RowStart, check_row_start
+from diagd.decoding.schedule import RowStart
 from diagd.decoding.strategies.table import (
     Conditions,
     Diagonal,
@@ -336,11 +336,10 @@ class TuneOptions:
             raise ValueError(f"make_default changes a folder of yours, and {self.model} is bundled")
         if not self.row_start:
             raise ValueError("row_start must name at least one policy")
-        for row_start in self.row_start:
-            check_row_start(row_start)
         if self.strategy and (self.row_lag or self.overlap or self.row_start != ROW_STARTS):
             raise ValueError("strategy names the candidates: leave row_lag, overlap, row_start out")
-        for strategy in (*self.named, *map(Diagonal, self.row_lag)):
+        starts = (Diagonal(1, row_start=row_start) for row_start in self.row_start)
+        for strategy in (*self.named, *map(Diagonal, self.row_lag), *starts):
             if not strategy.has_schedule:
                 raise ValueError(f"tune compares schedules: leave {strategy} out")
             strategy.check(Conditions(temperature=0))

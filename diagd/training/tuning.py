@@ -91,12 +91,7 @@ def tune(options: TuneOptions) -> dict[str, Any]:
     affordable = [row for row in rows if row["gap"] <= options.tolerance]
     choice = min(affordable, key=lambda row: (row["num_steps"], row["gap"]), default=None)
     return {
-        "options": {
-            **asdict(options),
-            "clips": num_clips,
-            "tokens": str(options.tokens),
-            "out": options.out and str(options.out),
-        },
+        "options": asdict(options) | {"clips": num_clips},
         "grid": [grid.num_frames, grid.height, grid.width],
         **provenance(device),
         "rows": rows,
