@@ -1,4 +1,4 @@
-"""Train a frame tokenizer on clips: the run and its checkpoints, a step, the measurement.
+"""Train a frame tokenizer on clips, and measure it.
 
 The codebook is not trained by gradients: it follows a moving average of the encoder outputs it
 stands for (van den Oord et al., arXiv:1711.00937, appendix A.1), and codes that fall out of use
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -101,16 +101,6 @@ def train_tokenizer(
     tokenizer.save_pretrained(folder)
     trainer.save(state)  # last: a state at its end means that the tokenizer is whole
     return VQTokenizer.from_pretrained(folder)  # with the weights as they are stored
-
-
-class Share(NamedTuple):
-    """Results of a worker for its share of a batch."""
-
-    gradients: tuple[Tensor, ...]
-    loss: Tensor
-    error: Tensor  # mean squared, of values in [-1, 1]
-    latents: Tensor  # (b, C, h, w)
-    ids: Tensor  # (b, h, w)
 
 
 class Discriminator(nn.Module):
@@ -213,7 +203,10 @@ class TokenizerTrainer:
             "learning_rate": rate,
         }
 
-    def _gradients(self, frames: Tensor) -> Share:
+    def _gradients(
+        self, frames: Tensor
+    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor, Tensor]:
+        """Return a share's gradients, loss, squared error, latents (b, C, h, w), ids (b, h, w)."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.rounds):
             latents = self.tokenizer.latents(frames).float()
         ids = self.tokenizer.nearest(latents.detach())
@@ -230,7 +223,7 @@ class TokenizerTrainer:
             loss = loss + self.options.sharpen * min(1, self.share_done / HEARD) * doubt
             own = torch.autograd.grad(mistakes, self.weights[1])
         gradients = torch.autograd.grad(loss, self.weights[0]) + own
-        return Share(gradients, loss.detach(), error, latents.detach(), ids)
+        return gradients, loss.detach(), error, latents.detach(), ids
 
     def _follow_latents(
         self, latents: Tensor, ids: Tensor, generator: torch.Generator
