@@ -125,7 +125,8 @@ def codec_of(found: Checkpoint) -> ActionCodec | None:
 
 CARD_FILE, LOG_FILE, CURVE_FILE = "README.md", "log.jsonl", "loss.png"
 # Files that a world may have besides its parts: where videos start, and how it was trained.
-EXTRAS = ("prompt.mp4", "prompt.jsonl", "walk.jsonl", "scenes", LOG_FILE, CURVE_FILE, CARD_FILE)
+STARTS = ("prompt.mp4", "prompt.jsonl", "walk.jsonl", "scenes")
+EXTRAS = (*STARTS, LOG_FILE, CURVE_FILE, CARD_FILE)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from diagd.data.video import read_video, video_length, write_video
 from diagd.families.checkpoints import ACTIONS_FILE, DEFAULTS_FILE, TOKENIZER_FOLDER, write_defaults
 from diagd.families.defaults import GenerationDefaults
 from diagd.files import copy_whole
+from diagd.pipeline.world_folder import STARTS
 from diagd.tokenizers.linear_init import choose_patch
 from diagd.tokenizers.shards import actions_of, clip_actions, find_clips, write_shards
 from diagd.tokenizers.vq import VQTokenizer
@@ -34,11 +35,6 @@ from diagd.training.tokenizer import (
 POOR_PSNR = 28.0  # dB; fog, in pictures of games
 MAX_PIECE = 64  # frames that clips are cut into
 MAX_LEFT_OUT = 0.1  # share of the frames that may be lost with clips that are too short
-PROMPT = "prompt.mp4"  # what is continued where nothing else is asked for
-WALK = "walk.jsonl"  # and under which actions
-SCENES_FOLDER = "scenes"
-# parts of a world beside its model
-PARTS = (TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE, PROMPT, "prompt.jsonl", WALK, SCENES_FOLDER)
 NUM_SCENES = 5
 SCENE_FRAMES = 4
 WALK_FRAMES = 16
@@ -173,7 +169,7 @@ def _prepare_tokenizer(options: TokenizeOptions, clips: list[Path]) -> VQTokeniz
 def copy_parts(source: Path, folder: Path) -> None:
     """Copy what makes a world of a model, so that every command takes the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in PARTS:
+    for name in (TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE, *STARTS):
         copy_whole(source / name, folder / name, OF_TRAINING)
 
 
@@ -184,7 +180,7 @@ def write_starts(
 
     All are cut out of held-out clips; returns the number of scenes.
     """
-    scenes = folder / SCENES_FOLDER
+    scenes = folder / "scenes"
     shutil.rmtree(scenes, ignore_errors=True)
     scenes.mkdir(parents=True)
     vocabulary.save(folder / ACTIONS_FILE)
@@ -192,10 +188,10 @@ def write_starts(
         length, fps = video_length(path)
         given = min(SCENE_FRAMES, length)
         start = round(share * (length - given))
-        goal = scenes / f"{path.stem}_{start:04d}.mp4" if number else folder / PROMPT
+        goal = scenes / f"{path.stem}_{start:04d}.mp4" if number else folder / "prompt.mp4"
         actions = write_start(goal, path, start, vocabulary, size_px)
         if not number:
-            write_actions(folder / WALK, actions[start + given :][:WALK_FRAMES] or actions)
+            write_actions(folder / "walk.jsonl", actions[start + given :][:WALK_FRAMES] or actions)
             write_defaults(folder, GenerationDefaults(fps=float(fps), context_frames=given))
     return len(list(scenes.glob("*.mp4")))
 
