@@ -248,20 +248,15 @@ class VideoGenerator:
         prompts, tokens, contexts = self._read_rows(rows)
         if (said := self.read_text(text, torch.cat(contexts))) is not None:
             contexts = [picture[:0] for picture in contexts]
+            tokens = said.prompt.expand(len(rows), -1)
         num_context = len(contexts[0])
         # grids of several frames are painted behind the first one, which may not leave the context
-        needs_first = self.tokenizer.temporal_compression > 1
-        held = self.config.max_positions // self.config.tokens_per_frame
+        needs_first, held = self.tokenizer.temporal_compression > 1, self.config.frames_held
         if needs_first and num_context + num_grids > held:
             raise ValueError(
                 f"{len(prompts[0].frames)} frames and {num_frames} to come are "
                 f"{num_context + num_grids} grids, the model holds {held}"
             )
-        states = text if isinstance(text, Tensor) else None
-        if states is not None and len(states) == 1:
-            states = states.expand(len(rows), -1, -1)
-        if said is not None:
-            tokens = said.prompt.expand(len(rows), -1)
         max_slots, keep_frames = self.window(num_context)
         out = generate_tokens(
             self.guided(guidance, said),
@@ -272,7 +267,7 @@ class VideoGenerator:
             sampling=self.sampling(sampling),
             seed=seed,
             grid=TokenGrid(num_grids, self.height, self.width),
-            context=states,
+            context=text if isinstance(text, Tensor) else None,
             max_slots=max_slots,
             keep_frames=keep_frames,
             num_seam_tokens=self.config.num_seam_tokens,
