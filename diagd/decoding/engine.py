@@ -90,8 +90,8 @@ class Stream:
 
     def _make_run(self) -> None:
         how = self.sampling, self.ranges, self.rule, self.draw_rule
-        step = self.model.make_step(Step(self.model, self.buffers, *how))
-        self.run: StepFunction = torch.inference_mode()(step)
+        self.step = Step(self.model, self.buffers, *how)
+        self.run: StepFunction = torch.inference_mode()(self.model.make_step(self.step))
 
     def prefill(self, prompt: Tensor, layout: SequenceLayout) -> None:
         """Start anew from a prompt (B, P); `layout` is of a frame behind it, with its context."""
@@ -185,12 +185,9 @@ class Stream:
     def feed(
         self, lanes: Tensor, num_fed: int, end: int, draw_rule: DrawRule | None = None
     ) -> None:
-        """Run one step: feed lanes (8, L), and write what they predict.
+        """Run one step: feed lanes (8, L), which may see positions below `end`; write their tokens.
 
-        Args:
-            num_fed: how many of them are no padding.
-            end: one past the last position that they may see.
-            draw_rule: what turns logits into tokens; None is `Step.draw`.
+        Of the lanes `num_fed` are no padding.
         """
         if draw_rule != self.draw_rule:
             self.draw_rule = draw_rule

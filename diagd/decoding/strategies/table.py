@@ -14,7 +14,6 @@ it decodes (`generate_tokens.py`). Nothing here knows PyTorch, so commands refus
 """
 
 import re
-from abc import ABC
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, Field, dataclass, fields
 from decimal import Decimal
@@ -43,7 +42,7 @@ class Conditions(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Strategy(ABC):
+class Strategy:
     """A choice of lanes, step by step, and of what becomes final.
 
     It is a frozen dataclass, and its fields make its name: each is annotated with what precedes

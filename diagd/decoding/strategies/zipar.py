@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diagd.decoding.engine import Lanes, Step, Stream
-from diagd.decoding.sampling import UNDRAWN, Draw, truncated_logits
+from diagd.decoding.engine import Stream
+from diagd.decoding.model import Lanes, Step
+from diagd.decoding.sampling import UNDRAWN, truncated_logits
 from diagd.decoding.schedule import SCRATCH, SequenceLayout
 from diagd.decoding.strategies.exact import couple
 from diagd.decoding.strategies.table import AdaptiveZipAR
@@ -107,8 +108,7 @@ class AdaptiveFrame:
             return False  # drawn for the first time in this step
         low = stream.ranges.low
         token = before - low
-        places = lane.frames, lane.rows, lane.columns
-        draw = Draw(stream.sampling, stream.ranges, stream.seeds, *places)
+        draw = stream.step.draw_of(lane)
         new = couple(target, source[None, None], token, draw, lane.steps, afresh=False)
         drawn = stream.tokens[:, lane.outputs]
         stream.tokens[:, lane.outputs] = torch.where(drawn == UNDRAWN, UNDRAWN, new + low)
