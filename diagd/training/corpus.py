@@ -24,13 +24,7 @@ from diagd.tokenizers.linear_init import choose_patch
 from diagd.tokenizers.shards import actions_of, clip_actions, find_clips, write_shards
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.training.options import TokenizeOptions
-from diagd.training.tokenizer import (
-    OF_TRAINING,
-    is_finished,
-    load_frames,
-    measure_tokenizer,
-    train_tokenizer,
-)
+from diagd.training.tokenizer import OF_TRAINING, load_frames, measure_tokenizer, prepare_tokenizer
 
 POOR_PSNR = 28.0  # dB; fog, in pictures of games
 MAX_PIECE = 64  # frames that clips are cut into
@@ -78,7 +72,7 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
         f"frames of {height}x{width} px are {height // patch}x{width // patch} tokens "
         f"of {patch}x{patch} px (height x width)"
     )
-    tokenizer = _prepare_tokenizer(options, clips).to(device)
+    tokenizer = prepare_tokenizer(options, clips).to(device)
     report: dict[str, Any] = measure_tokenizer(tokenizer, load_frames(others, options))
     console.print(
         f"the tokenizer reconstructs held-out frames at {report['psnr']} dB (PSNR) with "
@@ -154,18 +148,6 @@ def piece_length(lengths: Sequence[int]) -> int:
     raise ValueError("there must be at least one clip")
 
 
-def _prepare_tokenizer(options: TokenizeOptions, clips: list[Path]) -> VQTokenizer:
-    """Load the tokenizer named, or train one; it is in the folder then."""
-    folder = options.out / TOKENIZER_FOLDER
-    if options.tokenizer is not None:
-        tokenizer = VQTokenizer.from_pretrained(options.tokenizer)
-        copy_whole(options.tokenizer, folder, OF_TRAINING)
-        return tokenizer
-    if is_finished(options, folder):
-        return VQTokenizer.from_pretrained(folder)
-    return train_tokenizer(options, load_frames(clips, options), folder)
-
-
 def copy_parts(source: Path, folder: Path) -> None:
     """Copy what makes a world of a model, so that every command takes the folder."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -199,10 +181,7 @@ def write_starts(
 def write_start(
     goal: Path, clip: Path, start: int, vocabulary: ActionVocabulary, size_px: Size = None
 ) -> list[str]:
-    """Write up to `SCENE_FRAMES` of a clip from a frame on, and their actions, as a place to start.
-
-    Returns all actions of the clip.
-    """
+    """Write up to `SCENE_FRAMES` of a clip, with their actions; return all actions of the clip."""
     video = read_video(clip, SCENE_FRAMES, start=start, size_px=size_px)
     write_video(goal, video.frames, video.fps, CRF)
     actions = clip_actions(clip, vocabulary, video_length(clip)[0])

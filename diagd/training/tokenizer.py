@@ -1,11 +1,9 @@
 """Train a frame tokenizer on clips, and measure it.
 
-The codebook is not trained by gradients: it follows a moving average of the encoder outputs it
-stands for (van den Oord et al., arXiv:1711.00937, appendix A.1), and codes that fall out of use
-start again at an encoder output. The encoder is held to the codes by their commitment term.
-
-Squared errors alone paint the mean of all that a code may stand for, which is blurred. A
-discriminator (`sharpen`) asks for pictures that look true (Esser et al., arXiv:2012.09841).
+The codebook follows a moving average of the encoder outputs it stands for (van den Oord et al.,
+arXiv:1711.00937, appendix A.1); codes out of use start again at an encoder output. Squared errors
+alone paint the mean of all that a code may stand for: a discriminator (`sharpen`) asks for pictures
+that look true (Esser et al., arXiv:2012.09841).
 """
 
 import json
@@ -25,7 +23,8 @@ from torch.nn.utils.parametrizations import spectral_norm
 from diagd.backends.devices import device_of, multiplies_bfloat16
 from diagd.console import progress, track
 from diagd.data.video import one_thread_workers, read_video
-from diagd.files import append_line, rewind_log
+from diagd.families.checkpoints import TOKENIZER_FOLDER
+from diagd.files import append_line, copy_whole, rewind_log
 from diagd.metrics.quality import psnr, sharpness
 from diagd.system import refuse_other_run
 from diagd.tokenizers.linear_init import choose_patch, linear_tokenizer_model
@@ -61,10 +60,17 @@ def load_frames(paths: list[Path], options: TokenizeOptions) -> Tensor:
     return torch.cat(chunks)
 
 
-def is_finished(options: TokenizeOptions, folder: Path) -> bool:
-    """Return whether the run in a folder has reached its end."""
+def prepare_tokenizer(options: TokenizeOptions, clips: list[Path]) -> VQTokenizer:
+    """Load the tokenizer named, or train one unless a run has; it is in the folder --out then."""
+    folder = options.out / TOKENIZER_FOLDER
+    if options.tokenizer is not None:
+        tokenizer = VQTokenizer.from_pretrained(options.tokenizer)
+        copy_whole(options.tokenizer, folder, OF_TRAINING)
+        return tokenizer
     state = folder / STATE_NAME
-    return state.is_file() and options.share_done(*read_state(state, options)["progress"]) >= 1
+    if state.is_file() and options.share_done(*read_state(state, options)["progress"]) >= 1:
+        return VQTokenizer.from_pretrained(folder)
+    return train_tokenizer(options, load_frames(clips, options), folder)
 
 
 def train_tokenizer(
