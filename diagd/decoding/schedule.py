@@ -327,7 +327,6 @@ def _stand_in(order: Order, layout: SequenceLayout, t: int, i: int, j: int) -> i
 
 
 def check_row_start(row_start: str) -> None:
-    """Raise ValueError unless the name is a `RowStart`."""
     if row_start not in get_args(RowStart):
         raise ValueError(
             f"row_start must be one of {', '.join(get_args(RowStart))}, got {row_start!r}"

@@ -1,11 +1,8 @@
 """The view of a model while it decodes a known video, laid out for one forward pass.
 
-Diagonal finetuning (arXiv:2503.14070, section 3.3) replaces the causal mask by one that fits the
-order of decoding. Here the mask is not made to fit: the lanes are those of the decoding plan, true
-tokens and stand-ins alike, and the mask is the rule of decoding. So one pass over the view returns
-the logits that the engine computes step by step while it writes the very same tokens. That holds
-past a full context as well: under a window the lanes are those of a stream that goes on, and a lane
-does not see the frames that have left by its step.
+Diagonal finetuning (arXiv:2503.14070, section 3.3) makes a mask to fit the order of decoding. Here
+lanes, stand-ins among them, and mask are those of decoding, so one pass returns the logits that the
+engine computes step by step while it writes the very same tokens, past a full context as well.
 """
 
 import math
@@ -32,9 +29,9 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class TeacherView:
     """The lanes of all steps of a plan and the prompt before them, in raster order.
 
-    Slots count from the start of the sequence here. Each tensor is (N,) int64, N being the tokens
-    fed (all but the last one) and the stand-ins; a stand-in is beside the token it stands in for.
-    The prompt is fed token by token before step 0, but for its last token, which is fed at step 0.
+    Slots count from the start of the sequence. Each tensor is (N,) int64: a lane for each token
+    fed, which is all but the last, and one for each stand-in, beside the token that it stands in
+    for. The prompt is fed token by token before step 0, its last token at step 0.
     """
 
     sources: Tensor  # the slot whose token id the lane feeds
@@ -108,12 +105,11 @@ def teacher_view(
     Args:
         layout: the frames to predict, and the context frames before them; has_prompt is ignored.
         prefix_length: tokens before the first context frame.
-        learn_context: the tokens of the context frames are targets, too, in raster order, but for
-            the very first token of a sequence.
-        window: frames that the stream's context holds, the one under way included; None: all. At
-            least 2, and as many as there are context frames. The first frames are decoded as the
-            schedule says, as many as fit, and those after them one by one, each taking the place of
-            the oldest, as a stream does it.
+        learn_context: context frames are targets, too, in raster order, but for the first token of
+            all.
+        window: frames that the stream's context holds, the one under way included, at least 2 and
+            the context frames; None: all. Those that fit are decoded as the schedule says, later
+            ones one by one, each taking the place of the oldest, as a stream does it.
         known_row_ends: as in `make_plan`; then the last token of each row is no target.
     """
     length, num_frames = prefix_length + layout.context_slots, layout.grid.num_frames
@@ -171,9 +167,8 @@ def strategy_nll(
 
     Args:
         tokens: (B, context_frames + T, height, width) int64 true frames; the T later ones count.
-        actions: (B, context_frames + T, n) int64 ids of the model, actions[:, t] standing before
-            frame t; those of the first frame of all are not used, but for those of its seam. None
-            where there are none.
+        actions: (B, context_frames + T, n) int64 ids of the model or None, actions[:, t] standing
+            before frame t; those before the first frame of all are not used.
         prefix: (B, P) int64, what stands before the first frame.
         context: cross-attention input for models that have one.
         row_ends: whether the last token of each row ends it; it is known beforehand, and no target.
@@ -233,18 +228,15 @@ def view_nll(
     context: Tensor | None = None,
     num_ids: int | None = None,
 ) -> Tensor:
-    """Return what each target of a view costs.
+    """Return what each target of a view costs: (B, targets) float32, nats, in raster order.
 
-    The lanes are fed in raster order into a cache with a slot for each, so many at a time; what a
-    lane sees stands before it, so the split changes nothing.
+    Lanes are fed in raster order, so many at a time, into a cache with a slot for each; what a lane
+    sees stands before it, so the split changes nothing.
 
     Args:
         sequence: (B, N) int64, the tokens of the slots that the view speaks of.
         sees: another rule than the view's own, for studies of the rule; never true for r > q.
         context, num_ids: as in `strategy_nll`.
-
-    Returns:
-        (B, targets) float32, nats, the targets in raster order.
     """
     longest, length = model.max_positions, sequence.shape[1] - 1
     if length > longest:

@@ -1,10 +1,9 @@
 """The rule of who may see whom, for decoding, training and analysis alike.
 
-A lane sees a token iff that was fed no later than the lane (the same step included), and is not
-later in raster order. The first half is what can be: nothing else is in the cache. The second is
-the `Rule`, an argument of the engine. A lane sees itself, and a stand-in is seen by itself only.
-What is not written yet is fed at NEVER. No lane sees its own target, since a token is fed in a step
-after the one that writes it.
+A lane sees a token iff that was fed no later than the lane, the same step included (what is not
+written yet is fed at NEVER), and is not later in raster order. The latter is the `Rule`, an
+argument of the engine. A lane sees itself, and a stand-in is seen by itself only. No lane sees its
+own target, since a token is fed in a step after the one that writes it.
 """
 
 from collections.abc import Callable
@@ -38,13 +37,9 @@ def visible_slots(
 ) -> Tensor:
     """Return the mask (L, M) of lanes against the cache, True = the lane may attend to the slot.
 
-    A stand-in stands at a position whose true token is fed later, so its slot is hidden from all
-    but the lane that stands there.
-
-    Args:
-        positions, steps: (L,) int64, where lanes stand in raster order, and when they are fed.
-        held: (M,) int64, the position that each slot holds, or -1.
-        fed_at: (M,) int64, the step at which each slot's true token is fed.
+    Of lanes, positions and steps are (L,) int64; of slots, the position that each holds or -1, and
+    the step at which its true token is fed, (M,) int64. So the slot of a stand-in, whose true token
+    is fed later, is hidden from all but the lane that stands there.
     """
     column = positions[:, None]
     return visible(column, steps[:, None], held, fed_at, held == column, rule)

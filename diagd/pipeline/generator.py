@@ -152,11 +152,9 @@ class VideoGenerator:
         """Write the whole world, as it was read, into a folder that `from_pretrained` loads.
 
         Weights and tokenizer are copied to the bit, whatever dtype and backend they run in here,
-        with actions, defaults, prompt and scenes. A world without a model card gets one.
-
-        Raises:
-            ValueError: the world was not read from anywhere, or from this very `folder`.
-            FileNotFoundError: what it was read from has gone.
+        with actions, defaults, prompt and scenes; a model card is added where there is none.
+        ValueError if the world was not read from anywhere, or from this `folder`; FileNotFoundError
+        if that has gone.
         """
         save_world(self.source, Path(folder), self.frame_size_px)
 
@@ -336,11 +334,8 @@ class VideoGenerator:
 
         Old frames leave the context when it is full (see `DecodingEngine`). `actions` are names, or
         a string such as `forward*8,left*4`; frames, strategy and settings (context_actions,
-        sampling, seed) are those of `generate`.
-
-        Raises:
-            ValueError: frames, a string of actions or a strategy that do not fit; of a name, when
-                it comes.
+        sampling, seed) are those of `generate`. What does not fit is a ValueError, of a name when
+        it comes.
         """
         chosen = as_strategy(strategy)
         self.check(chosen, settings.get("sampling"))
@@ -496,10 +491,9 @@ class VideoGenerator:
     def prompt(
         self, frames: Tensor, context_actions: Sequence[str] | None
     ) -> tuple[Tensor, Tensor]:
-        """Return (1, P) tokens of prefix, context frames and actions between; and the grids.
+        """Return (1, P), prefix, frames and actions between as tokens; and the grids of the frames.
 
-        `frames` are (m, H_px, W_px, 3) uint8 RGB of `frame_size_px`, `context_actions` the m - 1
-        between them.
+        `frames` are (m, H_px, W_px, 3) uint8 RGB of `frame_size_px`, with m - 1 `context_actions`.
         """
         if not len(frames):
             none = torch.empty(0, self.height, self.width, dtype=torch.int64)

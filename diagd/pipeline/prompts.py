@@ -190,10 +190,7 @@ def as_frames(given: Picture | Sequence[Picture] | None) -> Tensor:
 def prompt_tokens(
     prefix: Sequence[int], grids: Tensor, actions: Tensor | None, num_seam_tokens: int = 0
 ) -> Tensor:
-    """Return (1, P): prefix, and grids (T, height, width) with actions (1, T, n) between.
-
-    What of the first actions would stand before the first grid, is left out.
-    """
+    """Return (1, P): prefix, and grids (T, height, width) with actions (1, T, n) between them."""
     actions = grids.new_empty(1, len(grids), 0) if actions is None else actions
     grid = TokenGrid(1, *grids.shape[1:])
     layout = SequenceLayout(grid, actions.shape[2], 1, num_seam_tokens=num_seam_tokens)

@@ -30,10 +30,7 @@ def model_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> li
 
 
 def folder_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
-    """Read every clip and image of a folder, by name; an absent folder holds none.
-
-    A clip of several frames needs its actions beside it (.jsonl).
-    """
+    """Read every clip (its actions beside it) and image of a folder, if it exists, by name."""
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     return [
         read_scene(path, world, context_frames)

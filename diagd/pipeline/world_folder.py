@@ -1,8 +1,4 @@
-"""Load the parts of a world from its folder (model, tokenizer, actions, defaults), and save them.
-
-Our own folders hold all of it (see `diagd.families.checkpoints`). A released checkpoint is read as
-it is; a tokenizer that is not with it is named by the user.
-"""
+"""Load the parts of a world from its folder, ours or a released checkpoint, and save them."""
 
 from dataclasses import dataclass
 from pathlib import Path

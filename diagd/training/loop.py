@@ -88,8 +88,7 @@ def draw_batch(clips: TokenClips, frames: int, size: int, seed: int, hold: float
 def windows(clips: TokenClips, size: int, frames: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Cut a window, at a place drawn by the seed, out of each of the first `size` clips.
 
-    Returns tokens (size, frames, height, width) and actions (size, frames, 1), int64 ids of a
-    model; ValueError if there are fewer clips or frames.
+    Returns ids of a model, int64: tokens (size, frames, height, width), actions (size, frames, 1).
     """
     num_clips, length = clips.tokens.shape[:2]
     for name, asked, there in (("clips", size, num_clips), ("frames", frames, length)):

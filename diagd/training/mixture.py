@@ -1,8 +1,6 @@
 """Training under a mixture of strategies: each step's loss is that of the strategy drawn for it.
 
-The loss is the mean negative log-likelihood, in nats, of the visual tokens to be predicted; actions
-are always given. A sequence is read as a strategy would decode it
-(`diagd.decoding.teacher_forcing`); raster order is next-token prediction.
+The loss is the mean negative log-likelihood, in nats, of visual tokens; actions are given.
 """
 
 from bisect import bisect
@@ -148,9 +146,8 @@ def draw_strategy(mixture: Mixture, seed: int, step: int) -> Strategy:
 class MixtureLoss:
     """The loss of each step of a model under the strategy that is drawn for it.
 
-    The tokens fed are corrupted as the options ask for; those of validation are true. Nothing
-    stands before the first frame, which is therefore in raster order under every strategy; with
-    `context_frames=0` it is learnt.
+    Tokens fed are corrupted as the options ask, but in validation. Nothing stands before the first
+    frame, which is in raster order under every strategy, and learnt with `context_frames=0`.
     """
 
     def __init__(

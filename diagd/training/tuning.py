@@ -1,9 +1,8 @@
 """Choose a strategy by what it costs: speed against the likelihood of true videos.
 
 Every candidate is judged by its teacher-forced gap (`diagd.decoding.teacher_forcing`): how much
-likelier, in nats a token, held-out clips are in raster order. For that nothing is generated: the
-whole frontier takes as many readings of the clips as there are candidates. Then a few frames are,
-for the speed of each on this machine; the choice is by steps, which are the same everywhere.
+likelier, in nats a token, held-out clips are in raster order. A few frames are generated for its
+speed here; the choice is by steps, which are the same everywhere.
 
 diagd tune --tokens tokens/heldout --tolerance 0.05
 diagd tune --tokens tokens/heldout --strategy k=1 k=2/predecessor zipar=4
@@ -60,10 +59,7 @@ def main(options: TuneOptions) -> dict[str, Any]:
 
 
 def tune(options: TuneOptions) -> dict[str, Any]:
-    """Measure every candidate, raster first, and choose the fastest within the tolerance, if any.
-
-    Returns the document of tune.json.
-    """
+    """Measure the candidates, raster first; choose the fastest within the tolerance, if any is."""
     device = device_of(options.device)
     clips = read_shards(part_of(options.tokens, "heldout"))
     model = _load(options.model, clips, device)
@@ -100,10 +96,7 @@ def tune(options: TuneOptions) -> dict[str, Any]:
 
 
 def list_candidates(options: TuneOptions, grid: TokenGrid) -> list[Strategy]:
-    """List raster, then the strategies named, or else diagonals with each row start.
-
-    ValueError if the grid does not allow their lags.
-    """
+    """List raster, then the strategies named, or else diagonals with each row start."""
     found: list[Strategy] = [Raster()]
     if options.strategy:
         for strategy in options.named:
@@ -144,10 +137,7 @@ def _measure(
 def _speeds(
     model: Transformer, candidates: list[Strategy], grid: TokenGrid, clip: Clip, context_frames: int
 ) -> list[float]:
-    """Return the frames a second at which each decodes the grid of a clip; uses up the model.
-
-    What a step takes is measured over two frames, twice.
-    """
+    """Return the frames a second of each, by the faster of two runs; uses up the model."""
     (prepared, _), (tokens, actions) = prepare(model), clip
     prompt = prompt_tokens((), tokens[0, :context_frames], actions[:, :context_frames])
     timed = replace(grid, num_frames=min(TIMED_FRAMES, grid.num_frames))
@@ -268,7 +258,6 @@ def plot_frontier(path: Path, rows: Sequence[dict[str, Any]], tolerance: float) 
 
 
 def plot_profiles(path: Path, over: Axis, rows: list[dict[str, Any]]) -> None:
-    """Plot the gap of strategies over frames, rows or columns."""
     with chart(path, xlabel=over, ylabel=GAP_LABEL) as axis:
         for name, values in _profiles(rows, over).items():
             axis.plot(range(len(values)), values, marker=".", linewidth=1, label=name)

@@ -49,11 +49,10 @@ _costs: WeakKeyDictionary[object, dict[int, dict[int, float]]] = WeakKeyDictiona
 class Drafts:
     """Which lanes a step of exact decoding feeds, and how far its draws are final.
 
-    A draw depends on all tokens before it, so it is final once they are: the verified prefix grows
-    up to the first draw that differs from its draft, that draw included. A step feeds the lanes
-    behind the prefix, as far as they are likely to be confirmed. With what is left of its lanes it
-    drafts ahead: lanes that a diagonal opens, and stale ones, whose neighbours have changed since
-    they were fed. The others would most likely draw what they drew; they wait.
+    The verified prefix grows up to the first draw that differs from its draft, that draw included.
+    A step feeds the lanes behind it as far as they are likely to be confirmed, and drafts ahead
+    with the others it has: lanes that a diagonal opens, and stale ones, whose neighbours have
+    changed since they were fed. The rest would most likely draw what they drew; they wait.
 
     Lanes are counted from 0, the lane at the last slot before the generation; lane q writes slot q.
     They are few a step, so lists and loops take half the time that arrays do. `lag` and `width` are
@@ -112,9 +111,7 @@ class Drafts:
     def update(self, lanes: Sequence[int], changed: Sequence[Sequence[bool]]) -> int:
         """Grow the prefix, mark drafts that became stale, and return by how much it grew.
 
-        Args:
-            lanes: what `choose` returned.
-            changed: of each batch row and lane, whether a draw differs from the draft it replaces.
+        `changed` says of each batch row and lane whether a draw differs from the draft it replaces.
         """
         before, turned = self.num_verified, set[int]()
         run = next((i for i, lane in enumerate(lanes) if lane != before + i), len(lanes))
@@ -304,15 +301,10 @@ def couple(
 ) -> Tensor:
     """Turn drafts drawn from `source` into draws from `target`, changing as few as possible.
 
-    A draft x is kept with probability min(1, target(x) / source(x)), else replaced by a draw from
-    max(0, target - source). Noise is bound to the step as well.
-
-    Args:
-        target, source: (B, L, V) float32 probabilities; a source of zeros stands for a draft that
-            was not drawn.
-        drafts: (B, L) int64; out of [0, V) never stays.
-        steps: (L,) int64, at which the lanes are fed.
-        afresh: draw what follows the first change without regard to its draft.
+    A draft x, (B, L) int64, is kept with probability min(1, target(x) / source(x)), else replaced
+    by a draw from max(0, target - source); out of [0, V) it never stays. Both are (B, L, V)
+    float32; a source of zeros stands for a draft that was not drawn. The noise is that of the steps
+    (L,) as well. Drawn `afresh`, what follows the first change has no regard to its draft.
     """
     size = target.shape[-1]
     known = (drafts >= 0) & (drafts < size)
