@@ -55,21 +55,14 @@ class Drafts:
     changed since they were fed. The rest would most likely draw what they drew; they wait.
 
     Lanes are counted from 0, the lane at the last slot before the generation; lane q writes slot q.
-    They are few a step, so lists and loops take half the time that arrays do. `lag` and `width` are
-    `draft_lag` and `draft_width` of `Exact`.
+    They are few a step, so lists and loops take half the time that arrays do.
     """
 
-    def __init__(
-        self,
-        layout: SequenceLayout,
-        batch_size: int,
-        num_lanes: int,
-        lag: int | None,
-        width: int = 3,
-    ) -> None:
-        if lag is None:
-            lag = DRAFT_LAG if num_lanes <= DRAFTED_LANES else 0
-        self.layout, self.num_lanes, self.lag, self.width = layout, num_lanes, lag, width
+    def __init__(self, layout: SequenceLayout, batch_size: int, how: Exact) -> None:
+        assert how.num_lanes is not None
+        self.layout, self.num_lanes, self.width = layout, how.num_lanes, how.draft_width
+        best = DRAFT_LAG if self.num_lanes <= DRAFTED_LANES else 0
+        self.lag = best if how.draft_lag is None else how.draft_lag
         self.size, self.height = layout.num_slots, layout.grid.height
         self.num_verified = 0 if layout.has_prompt else 1  # lanes that are final in every batch row
         self.verified = [self.num_verified] * batch_size  # in each
@@ -181,8 +174,7 @@ class VerifiedStep(NamedTuple):
 
 def exact(strategy: Exact, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
     num_lanes = strategy.num_lanes or best_num_lanes(step_costs(stream))
-    drafts = Drafts(layout, stream.batch_size, num_lanes, strategy.draft_lag, strategy.draft_width)
-    return verify_frames(stream, layout, drafts)
+    return verify_frames(stream, layout, replace(strategy, num_lanes=num_lanes))
 
 
 def jacobi(strategy: Jacobi, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
@@ -190,25 +182,25 @@ def jacobi(strategy: Jacobi, stream: Stream, layout: SequenceLayout) -> Iterator
 
 
 def tolerant(strategy: Tolerant, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-    drafts = Drafts(layout, stream.batch_size, strategy.num_lanes, lag=None)
     rule = KeepWithin(strategy.tolerance) if strategy.tolerance > 1 else None
-    return verify_frames(stream, layout, drafts, rule)
+    return verify_frames(stream, layout, Exact(strategy.num_lanes), rule)
 
 
 def speculative(
     strategy: SpeculativeJacobi, stream: Stream, layout: SequenceLayout
 ) -> Iterator[None]:
-    drafts = Drafts(layout, stream.batch_size, strategy.num_lanes, lag=0)
-    return verify_frames(stream, layout, drafts, Coupling(stream, strategy.afresh))
+    rule = Coupling(stream, strategy.afresh)
+    return verify_frames(stream, layout, Exact(strategy.num_lanes, draft_lag=0), rule)
 
 
 def verify_frames(
-    stream: Stream, layout: SequenceLayout, drafts: Drafts, rule: DrawRule | None = None
+    stream: Stream, layout: SequenceLayout, how: Exact, rule: DrawRule | None = None
 ) -> Iterator[None]:
     """Draft, feed and confirm until all frames are final; yield as each becomes so.
 
     The rule says what becomes of a draft token; None replaces it by the draw of its place.
     """
+    drafts = Drafts(layout, stream.batch_size, how)
     _draft_first(stream, layout)
     table, first_frame, frame = _table(stream, drafts), stream.num_generated, 0
     while drafts.num_verified < drafts.size:

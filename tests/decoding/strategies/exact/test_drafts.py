@@ -5,12 +5,13 @@ import pytest
 
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
 from diagd.decoding.strategies.exact import DRAFT_SHARE, Drafts
+from diagd.decoding.strategies.table import Exact
 
 
 def drafts(num_lanes: int = 8, lag: int | None = 2, batch_size: int = 1, **layout) -> Drafts:
     """Two frames of 3 x 5 with one action token each: lanes 0 and 16 write actions."""
     layout = SequenceLayout(TokenGrid(2, 3, 5), layout.pop("num_action_tokens", 1), **layout)
-    return Drafts(layout, batch_size, num_lanes, lag, width=2)
+    return Drafts(layout, batch_size, Exact(num_lanes, lag, draft_width=2))
 
 
 def changes(lanes: list[int], *changed: int) -> list[list[bool]]:
