@@ -178,6 +178,9 @@ class RunOptions:
         check_at_least(self, seed=0, weight_decay=0, save_minutes=0)
         max_steps = math.inf if self.steps is None else self.steps
         frames, kinds = self.frames, get_args(CorruptWith)
+        min_window = max(2, self.context_frames)
+        fits = self.window is None or min_window <= self.window < frames
+        what_outgrows_it = f"in [{min_window}, frames={frames}): what has more frames outgrows it"
         check_values(
             self,
             ("minutes", self.minutes is None or 0 < self.minutes < math.inf, "above 0"),
@@ -190,17 +193,12 @@ class RunOptions:
             ("corrupt", 0 <= self.corrupt < 1, "in [0, 1)"),
             ("corrupt_with", self.corrupt_with in kinds, f"one of {', '.join(kinds)}"),
             ("context_frames", 0 <= self.context_frames < frames, f"in [0, frames={frames})"),
+            ("window", fits, what_outgrows_it),
         )
         for strategy in self.mixture.weights:
             strategy.check(Conditions(temperature=0))
         if self.corrupt_with != "uniform" and not self.corrupt:
             raise ValueError(f"corrupt_with={self.corrupt_with} needs --corrupt, a share above 0")
-        min_window = max(2, self.context_frames)
-        if self.window is not None and not min_window <= self.window < self.frames:
-            raise ValueError(
-                f"window must be in [{min_window}, frames={self.frames}): what has more frames "
-                f"outgrows it; got {self.window}"
-            )
 
     @property
     def seconds(self) -> float | None:
