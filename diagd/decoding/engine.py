@@ -51,7 +51,6 @@ class Stream:
         self.buffers, self.held, self.fed_at = buffers, buffers.held, buffers.fed_at
         self.seeds, self.cache = buffers.seeds, buffers.cache
         self.scratch = len(self.held) - 1
-        self.draw_rule: DrawRule | None = None  # of the newest step
         self.set_sampling(sampling or SamplingOptions())
         self.num_used = 0  # tokens of the sequence so far, those that left included
         self.num_prefix = 0  # of them, slots before the first context frame
@@ -86,10 +85,10 @@ class Stream:
         grid, model = self.frame.grid, self.model
         where = grid.height, grid.width, model.vocab_size, model.device
         self.sampling, self.ranges = sampling, ValidRanges.resolve(sampling.valid_range, *where)
-        self._make_run()
+        self._make_run(None)
 
-    def _make_run(self) -> None:
-        how = self.sampling, self.ranges, self.rule, self.draw_rule
+    def _make_run(self, draw_rule: DrawRule | None) -> None:
+        how = self.sampling, self.ranges, self.rule, draw_rule
         self.step = Step(self.model, self.buffers, *how)
         self.run: StepFunction = torch.inference_mode()(self.model.make_step(self.step))
 
@@ -189,9 +188,8 @@ class Stream:
 
         Of the lanes `num_fed` are no padding.
         """
-        if draw_rule != self.draw_rule:
-            self.draw_rule = draw_rule
-            self._make_run()
+        if draw_rule != self.step.draw_rule:
+            self._make_run(draw_rule)
         self.run(lanes, min(end, self.scratch))
         self.num_steps += 1
         self.num_fed += num_fed

@@ -106,8 +106,25 @@ class DecodingEngine:
             context_frames: whole frames at its end, with the actions between them.
         """
         stream = self.stream
-        layout = stream.layout(1, context_frames, prompt.ndim < 2 or prompt.shape[1] > 0)
-        _check_prompt(prompt, layout, stream)
+        if prompt.ndim != 2 or prompt.shape[0] != stream.batch_size or prompt.dtype != int64:
+            raise ValueError(
+                f"prompt must be int64 of shape (batch={stream.batch_size}, P), "
+                f"got {prompt.dtype} of shape {tuple(prompt.shape)}"
+            )
+        length = prompt.shape[1]
+        layout = stream.layout(1, context_frames, length > 0)
+        if length < layout.context_slots:
+            raise ValueError(
+                f"context_frames={context_frames} take {layout.context_slots} tokens, "
+                f"got a prompt of {length}"
+            )
+        if length + layout.num_slots > stream.max_slots:
+            raise ValueError(
+                f"prompt and one frame take {length + layout.num_slots} slots, "
+                f"the context holds {stream.max_slots}"
+            )
+        check_ids(prompt, stream.model.num_embeddings, "prompt")
+        stream.model.check_prompt(prompt, context_frames)
         self._captured_before = stream.model.capture_seconds
         stream.prefill(prompt, layout)
 
@@ -187,26 +204,6 @@ def _check_seeds(seed: int | list[int], batch_size: int) -> list[int]:
         if not -(2**63) <= value < 2**63:
             raise ValueError(f"seed must fit 64 bits, got {value}")
     return seeds
-
-
-def _check_prompt(prompt: Tensor, layout: SequenceLayout, stream: Stream) -> None:
-    if prompt.ndim != 2 or prompt.shape[0] != stream.batch_size or prompt.dtype != int64:
-        raise ValueError(
-            f"prompt must be int64 of shape (batch={stream.batch_size}, P), "
-            f"got {prompt.dtype} of shape {tuple(prompt.shape)}"
-        )
-    if prompt.shape[1] < layout.context_slots:
-        raise ValueError(
-            f"context_frames={layout.context_frames} take {layout.context_slots} tokens, "
-            f"got a prompt of {prompt.shape[1]}"
-        )
-    if prompt.shape[1] + layout.num_slots > stream.max_slots:
-        raise ValueError(
-            f"prompt and one frame take {prompt.shape[1] + layout.num_slots} slots, "
-            f"the context holds {stream.max_slots}"
-        )
-    check_ids(prompt, stream.model.num_embeddings, "prompt")
-    stream.model.check_prompt(prompt, layout.context_frames)
 
 
 def _check_actions(actions: Tensor | None, layout: SequenceLayout, stream: Stream) -> Tensor:

@@ -314,8 +314,8 @@ def test_an_engine_in_a_circle_is_caught(monkeypatch, gpus):
         assert gpus.live_bytes == before
         make = Stream._make_run
 
-        def planted(self):
-            make(self)
+        def planted(self, draw_rule):
+            make(self, draw_rule)
             self.of_itself = self.feed
 
         monkeypatch.setattr(Stream, "_make_run", planted)

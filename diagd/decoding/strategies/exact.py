@@ -202,7 +202,14 @@ def verify_frames(
     """
     drafts = Drafts(layout, stream.batch_size, how)
     _draft_first(stream, layout)
-    table, first_frame, frame = _table(stream, drafts), stream.num_generated, 0
+    first_frame, frame = stream.num_generated, 0
+    positions = torch.arange(drafts.size) + stream.num_used - 1
+    slots = stream.slots_at(positions)
+    outputs = torch.where(torch.tensor(drafts.is_action), SCRATCH, positions + 1)
+    frames, rows, columns = torch.tensor(drafts.places).T
+    written, steps, frames = stream.slots_at(outputs), torch.zeros_like(slots), frames + first_frame
+    lane = Lanes(positions, slots, slots, written, steps, frames, rows, columns)
+    table = torch.stack(lane)  # of all lanes, (8, size)
     while drafts.num_verified < drafts.size:
         first = drafts.num_verified
         lanes = drafts.choose()
@@ -263,17 +270,6 @@ def _feed(
         drawn = torch.where(final, drafted, drawn)
         stream.tokens[:, lane.outputs] = drawn
     return (drawn != drafted).cpu().numpy().tolist()
-
-
-def _table(stream: Stream, drafts: Drafts) -> Tensor:
-    """Return all lanes, (8, size) int64 on the CPU (see `Lanes`)."""
-    positions = torch.arange(drafts.size) + stream.num_used - 1
-    slots = stream.slots_at(positions)
-    outputs = torch.where(torch.tensor(drafts.is_action), SCRATCH, positions + 1)
-    frames, rows, columns = torch.tensor(drafts.places).T
-    steps, frames = torch.zeros_like(slots), frames + stream.num_generated
-    written = stream.slots_at(outputs)
-    return torch.stack([positions, slots, slots, written, steps, frames, rows, columns])
 
 
 def keep_within(scores: Tensor, drafts: Tensor, tolerance: float) -> Tensor:

@@ -7,7 +7,6 @@ when the row above is whole.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,11 +19,8 @@ from diagd.decoding.strategies.exact import couple
 from diagd.decoding.strategies.table import AdaptiveZipAR
 from diagd.decoding.visibility import NEVER
 
-
-class _Lane(NamedTuple):
-    position: int
-    source: int  # position of the token that is fed
-    output: int  # position written, or SCRATCH
+# positions: where the lane stands, of the token that is fed, and of the one written, or SCRATCH
+_Lane = tuple[int, int, int]
 
 
 def adaptive(strategy: AdaptiveZipAR, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
@@ -48,7 +44,7 @@ class AdaptiveFrame:
         """Step until the last row is whole."""
         first, width = self.first, self.grid.width
         known = range(max(self.stream.num_used - 1, 0), first)
-        lanes = [_Lane(at, at, first if at == first - 1 else SCRATCH) for at in known]
+        lanes = [(at, at, first if at == first - 1 else SCRATCH) for at in known]
         while True:
             before, fields = self._feed(lanes)
             for index, (position, source, output) in enumerate(lanes):
@@ -77,9 +73,9 @@ class AdaptiveFrame:
             fed_at = stream.fed_at[stream.slots_between(newest, newest + 1)]
             if count and (count < width or fed_at == NEVER or below):
                 output = newest + 1 if count < width or below else SCRATCH
-                lanes.append(_Lane(newest, newest, output))
+                lanes.append((newest, newest, output))
             if below and self.window <= count < width:
-                lanes.append(_Lane(start + width - 1, newest, start + width))
+                lanes.append((start + width - 1, newest, start + width))
         return lanes
 
     def _feed(self, lanes: list[_Lane]) -> tuple[Tensor, Tensor]:
