@@ -8,7 +8,7 @@ diagd tokenize --clips more_clips --tokenizer tokens/tokenizer --out more
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,10 +166,13 @@ def write_starts(
     shutil.rmtree(scenes, ignore_errors=True)
     scenes.mkdir(parents=True)
     vocabulary.save(folder / ACTIONS_FILE)
-    for number, (path, share) in enumerate(_places(clips)):
+    count = NUM_SCENES + 1  # spread over the clips, and over the length of each
+    rounds = -(-count // len(clips))
+    for number in range(count):
+        path = clips[number % len(clips) if rounds > 1 else number * len(clips) // count]
         length, fps = video_length(path)
         given = min(SCENE_FRAMES, length)
-        start = round(share * (length - given))
+        start = round((number // len(clips) + 1) / (rounds + 1) * (length - given))
         goal = scenes / f"{path.stem}_{start:04d}.mp4" if number else folder / "prompt.mp4"
         actions = write_start(goal, path, start, vocabulary, size_px)
         if not number:
@@ -187,12 +190,3 @@ def write_start(
     actions = clip_actions(clip, vocabulary, video_length(clip)[0])
     write_actions(goal.with_suffix(".jsonl"), actions[start : start + len(video.frames)])
     return actions
-
-
-def _places(clips: Sequence[Path]) -> Iterator[tuple[Path, float]]:
-    """Spread the prompt and the scenes over the clips, and over the length of each."""
-    count = NUM_SCENES + 1
-    rounds = -(-count // len(clips))
-    for number in range(count):
-        path = clips[number % len(clips) if rounds > 1 else number * len(clips) // count]
-        yield path, (number // len(clips) + 1) / (rounds + 1)
