@@ -1,12 +1,4 @@
-"""Diagonal decoding inside Hugging Face `generate`.
-
-model.generate(
-    prompt,
-    custom_generate=diagd.custom_generate(schedule, context_frames=2),
-    max_new_tokens=schedule.grid.num_tokens,
-    do_sample=False,
-)
-"""
+"""Diagonal decoding inside Hugging Face `generate` (docs/use.md)."""
 
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,7 @@ likelier, in nats a token, held-out clips are in raster order. A few frames are 
 speed here; the choice is by steps, which are the same everywhere.
 
 diagd tune --tokens tokens/heldout --tolerance 0.05
-diagd tune --tokens tokens/heldout --strategy k=1 k=2/predecessor zipar=4
-diagd tune --tokens tokens --model world --make-default
+diagd tune --tokens tokens --model world --strategy k=1 k=2/predecessor zipar=4 --make-default
 diagd tune --tokens tokens/heldout --by row column --out tune    # plots
 """
 
@@ -25,7 +24,7 @@ from diagd.console import make_console, print_records, print_table, track
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.strategies.table import Diagonal, Raster, Strategy
-from diagd.decoding.teacher_forcing import gap_to_raster, spell_error, strategy_nll
+from diagd.decoding.teacher_forcing import gap_to_raster, strategy_nll
 from diagd.families.checkpoints import available_models, find_model, load_model, write_defaults
 from diagd.files import write_json
 from diagd.models.transformer import Transformer
@@ -185,7 +184,7 @@ COLUMNS = {
     "frames/s": "{frames_per_second:.2f}",
     "nats": "{nll:.4f}",
     "gap": "{gap:+.4f}",
-    "error": "{error}",
+    "error": "{gap_error:.4f}",
     "best": "{best}",
 }
 
@@ -195,8 +194,7 @@ def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
     console, rows, choice = make_console(), document["rows"], document["choice"]
     clips, threads = document["options"]["clips"], document["threads"]
     title = f"{options.model}: speed here ({threads} threads) against likelihood ({clips} clips)"
-    marks = [{"error": spell_error(r["gap_error"]), "best": "*" * r["frontier"]} for r in rows]
-    print_records(console, title, COLUMNS, [r | mark for r, mark in zip(rows, marks, strict=True)])
+    print_records(console, title, COLUMNS, [row | {"best": "*" * row["frontier"]} for row in rows])
     for axis in options.by:
         profiles = _profiles(rows, axis)
         lines = [[name, *(f"{v:+.3f}" for v in values)] for name, values in profiles.items()]
