@@ -10,12 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from matplotlib.figure import Figure
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from diagd.console import progress
@@ -25,13 +24,13 @@ from diagd.files import append_line, read_json_lines, rewind_log, save_figure, w
 from diagd.models.transformer import Transformer
 from diagd.system import keep_freed_memory, refuse_other_run
 from diagd.tokenizers.shards import TokenClips, part_of, read_shards
+from diagd.training.mixture import MixtureLoss, generator_of
 from diagd.training.options import RunOptions
 from diagd.training.setup import choose_precision, make_optimizers
 
 NUM_VALIDATION_BATCHES = 8
 NUM_STAGES = 10  # of a run; at the end of each it is looked at what the model can do
 AGREE_S = 1.0  # of training, after which several processes agree on the time again
-Loss = Callable[[nn.Module, Tensor, int], Tensor]  # model, sequences (B, N), step -> nats a token
 Look = Callable[[], dict[str, Any]]  # what was seen, for the log
 
 
@@ -67,12 +66,6 @@ def sequences(clips: TokenClips, indices: Tensor, times: Tensor) -> Tensor:
         actions = actions.masked_fill(held, clips.action_names.index("none"))
     actions = actions[..., None] + clips.codebook_size
     return torch.cat([actions, visual], dim=2).flatten(1)[:, 1:]
-
-
-def generator_of(*key: int) -> torch.Generator:
-    """Return a generator for a key, of which all counts: torch takes the low 32 bits of a seed."""
-    (seed,) = np.random.SeedSequence(key).generate_state(1)
-    return torch.Generator().manual_seed(int(seed))
 
 
 def draw_batch(clips: TokenClips, frames: int, size: int, seed: int, hold: float = 0.0) -> Tensor:
@@ -118,13 +111,15 @@ class TrainingRun:
         self.settings = {name: getattr(options, name) for name in ("seed", "hold", "optimizer")}
         self.settings["batch_size"] = self.batch_size
         precision = choose_precision(options.precision)
-        self.accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
+        accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
+        self.accelerator, where = accelerator, (accelerator.device, accelerator.process_index)
+        self.loss = MixtureLoss(options, model.config, *where)
         optimizers = make_optimizers(model, options)
-        if self.accelerator.is_fsdp2 and len(optimizers) > 1:  # accelerate would save one of them
+        if accelerator.is_fsdp2 and len(optimizers) > 1:  # accelerate would save one of them
             raise ValueError(
                 f"a sharded model is trained by --optimizer adamw, got {options.optimizer}"
             )
-        self.model, *self.optimizers = self.accelerator.prepare(model, *optimizers)
+        self.model, *self.optimizers = accelerator.prepare(model, *optimizers)
         # all that a run needs to go on: the state of a step, which run.json names once it is whole
         self.checkpoint = options.out / "training"
         self.log_file = options.out / "log.jsonl"
@@ -153,7 +148,7 @@ class TrainingRun:
         if self.accelerator.is_main_process:
             rewind_log(self.log_file, self.step)
 
-    def train(self, loss: Loss, look: Look | None = None) -> None:
+    def train(self, look: Look | None = None) -> None:
         """Train to the end, logging, saving and, after each stage, looking (in all processes)."""
         options, is_main = self.options, self.accelerator.is_main_process
         with progress("training", 1.0, self.share_done, shown=is_main) as job:
@@ -162,7 +157,7 @@ class TrainingRun:
             logged, saved = time.monotonic(), self.seconds
             stage = int(NUM_STAGES * self.share_done)
             while self.share_done < 1:
-                losses.append(self.take_step(loss))
+                losses.append(self.take_step())
                 self.seconds = self._clock(time.monotonic() - began)
                 job.reach(self.share_done)
                 if self.step % options.log_every == 0 or self.share_done == 1:
@@ -186,13 +181,13 @@ class TrainingRun:
                             plot_loss(options.out)
                     losses, logged = [], time.monotonic()
                     if self.seconds - saved > options.save_minutes * 60:
-                        self.save(loss)  # with the log, so that a resumed run logs the same means
+                        self.save()  # with the log, so that a resumed run logs the same means
                         saved = self.seconds
-        self.save(loss)
+        self.save()
 
-    def take_step(self, loss: Loss) -> Tensor:
+    def take_step(self) -> Tensor:
         """Lower the loss by one optimiser step; return it, NaN unless gradients were finite."""
-        value = self._backward(loss)
+        value = self._backward()
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = self.options.learning_rate_at(self.step, self.seconds)
@@ -200,13 +195,13 @@ class TrainingRun:
         self.step += 1
         return value
 
-    def _backward(self, loss: Loss) -> Tensor:
+    def _backward(self) -> Tensor:
         """Make gradients of the loss of the next batch; return it, NaN unless they are finite."""
         accelerator = self.accelerator
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         with accelerator.autocast():
-            value = loss(self.model, self._batch().to(accelerator.device), self.step)
+            value = self.loss(self.model, self._batch().to(accelerator.device), self.step)
         accelerator.backward(value)
         norm = accelerator.clip_grad_norm_(self.model.parameters(), self.options.clip_norm)
         if isinstance(norm, DTensor):  # of a model that is sharded
@@ -221,14 +216,21 @@ class TrainingRun:
         return draw_batch(self.clips, options.frames, total, seed, options.hold)[first:][:size]
 
     @torch.no_grad()
-    def validation_loss(self, held_out: TokenClips, loss: Loss) -> float:
-        """Return the mean loss over fixed windows of held-out clips."""
-        losses = []
-        for seed in range(NUM_VALIDATION_BATCHES):
-            tokens = draw_batch(held_out, self.options.frames, self.batch_size, seed)
+    def validate(self, held_out: TokenClips) -> dict[str, Any]:
+        """Return the mean held-out loss of the mixture, and that of each strategy and of raster."""
+        device, batches = self.accelerator.device, list[Tensor]()
+        for seed in range(NUM_VALIDATION_BATCHES):  # fixed windows
+            batch = draw_batch(held_out, self.options.frames, self.batch_size, seed)
+            batches.append(batch.to(device))
+        found: dict[str, float] = {}
+        for strategy, loss in self.loss.losses.items():
             with self.accelerator.autocast():
-                losses.append(loss(self.model, tokens.to(self.accelerator.device), self.step))
-        return torch.stack(losses).mean().item()
+                losses = [loss(self.model, tokens) for tokens in batches]
+            found[str(strategy)] = torch.stack(losses).mean().item()
+        weights = self.options.mixture.weights
+        total = sum(found[str(strategy)] * weight for strategy, weight in weights.items())
+        mean = total / sum(weights.values())
+        return {"validation_loss": mean, "validation_loss_by_strategy": found}
 
     def _finite_mean(self, losses: list[Tensor]) -> float:
         """Return the mean loss of the newest steps, or stop before anything good is overwritten."""
@@ -262,13 +264,13 @@ class TrainingRun:
     def _reduce(self, value: Tensor, how: str) -> float:
         return self.accelerator.reduce(value, how).item()  # pyright: ignore[reportAttributeAccessIssue]
 
-    def save(self, loss: Loss) -> None:
+    def save(self) -> None:
         """Write the model folder and, beside it, what a resumed run needs.
 
         Nothing is written, and ValueError raised, where the newest step spoilt the weights, which
         its own loss could not show yet.
         """
-        self._finite_mean([self._backward(loss)])
+        self._finite_mean([self._backward()])
         if self.step != self.saved:
             self._save_state()
         weights: Any = self.accelerator.get_state_dict(self.model)  # gathered where it is sharded

@@ -5,8 +5,9 @@ The loss is the mean negative log-likelihood, in nats, of visual tokens; actions
 
 from bisect import bisect
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,8 +19,6 @@ from diagd.decoding.strategies.table import Raster, Strategy
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.models.attention import LayerMasks, Masks, Visible, mask_in_parts
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.shards import TokenClips
-from diagd.training.loop import TrainingRun, generator_of
 from diagd.training.options import CorruptWith, Mixture, RunOptions
 
 _DRAW, _CORRUPTION = 1, 2  # tell a step's generators apart
@@ -48,9 +47,7 @@ class ViewLoss:
         self._loss = torch.compile(view_loss) if compiled else view_loss
         self._logits = torch.compile(view_logits) if compiled else view_logits
 
-    def __call__(
-        self, model: nn.Module, tokens: Tensor, step: int = 0, fed: Tensor | None = None
-    ) -> Tensor:
+    def __call__(self, model: nn.Module, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
         """Return the loss of sequences (B, N) int64, others being fed in their place if given."""
         targets = tokens[:, self.view.targets[self.view.readers]]
         return self._loss(model, *self._lanes(tokens if fed is None else fed), targets)
@@ -136,6 +133,12 @@ class Corruption(NamedTuple):
         return drawn[:, 0] < share, drawn[:, 1]
 
 
+def generator_of(*key: int) -> torch.Generator:
+    """Return a generator for a key, of which all counts: torch takes the low 32 bits of a seed."""
+    (seed,) = np.random.SeedSequence(key).generate_state(1)
+    return torch.Generator().manual_seed(int(seed))
+
+
 def draw_strategy(mixture: Mixture, seed: int, step: int) -> Strategy:
     """Draw the strategy of a step."""
     ends = list(accumulate(mixture.weights.values()))
@@ -170,12 +173,4 @@ class MixtureLoss:
         loss, fed = self.losses[draw_strategy(self.mixture, self.seed, step)], None
         if self.corruption is not None:
             fed = self.corruption(model, tokens, step, loss)
-        return loss(model, tokens, step, fed)
-
-    def validate(self, run: TrainingRun, held_out: TokenClips) -> dict[str, Any]:
-        """Return the mean held-out loss of the mixture, and that of each strategy and of raster."""
-        found = {str(one): run.validation_loss(held_out, loss) for one, loss in self.losses.items()}
-        weights = self.mixture.weights
-        total = sum(found[str(one)] * weight for one, weight in weights.items())
-        mean = total / sum(weights.values())
-        return {"validation_loss": mean, "validation_loss_by_strategy": found}
+        return loss(model, tokens, fed)

@@ -120,8 +120,7 @@ def _train(
     """
     purpose, folder, tokens = options.purpose(), options.out, options.tokens
     run = TrainingRun(options, clips, model, {command: purpose})
-    device, is_main = run.accelerator.device, run.accelerator.is_main_process
-    loss = MixtureLoss(options, model.config, device, run.accelerator.process_index)
+    is_main = run.accelerator.is_main_process
     run.resume()  # it makes files, so not before the lags are known to fit
     if is_main:
         copy_parts(parts, folder)
@@ -131,9 +130,9 @@ def _train(
         console.print(introduction)
     if looks and held_out is not None:
         console.print(f"how it goes: {folder}/loss.png and {folder}/{PICTURE}")
-        look = _look(run, held_out, loss)
-    run.train(loss, look)
-    report = {"steps": run.step} | ({} if held_out is None else loss.validate(run, held_out))
+        look = _look(run, held_out)
+    run.train(look)
+    report = {"steps": run.step} | ({} if held_out is None else run.validate(held_out))
     if is_main:
         _warn_of_clips_learnt_by_heart(run.log_file, console)
     if (folder / TOKENIZER_FOLDER).is_dir():
@@ -149,7 +148,7 @@ def _train(
     return report
 
 
-def _look(run: TrainingRun, held_out: TokenClips, loss: MixtureLoss) -> Look:
+def _look(run: TrainingRun, held_out: TokenClips) -> Look:
     """Look at the held-out loss, and paint a strip if there is a tokenizer and one process."""
     strip, folder = None, run.options.tokens / TOKENIZER_FOLDER
     if folder.is_dir() and run.accelerator.num_processes == 1:
@@ -159,7 +158,7 @@ def _look(run: TrainingRun, held_out: TokenClips, loss: MixtureLoss) -> Look:
     def look() -> dict[str, Any]:
         if strip is not None:
             strip.add(run.accelerator.unwrap_model(run.model), run.step)
-        return loss.validate(run, held_out)
+        return run.validate(held_out)
 
     return look
 
