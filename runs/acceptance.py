@@ -45,7 +45,7 @@ from diagd.metrics.frechet import frechet_distance
 from diagd.metrics.quality import frame_features, psnr
 from diagd.pipeline.generator import VideoGenerator
 from diagd.system import clip_fingerprint, fingerprint, provenance, settings_of
-from diagd.training.mixture import Mixture
+from diagd.training.options import parse_mixture
 from runs.acceptance_table import CONTEXTS, STRATEGIES, table
 
 EIGHT = 8  # frames a drift is read from; frames that one turns away
@@ -231,7 +231,7 @@ def measure(clips: Clips, picture: Path) -> dict[str, Any]:
         "tfd": drift(clips, diagonal, truth),
         "turns": turns(clips, picture.with_stem(f"{picture.stem}-turns")),
         "revisit": revisit(clips),
-        "nats": {str(one): nats(clips, one) for one in Mixture.parse(STRATEGIES).weights},
+        "nats": {str(one): nats(clips, one) for one in parse_mixture(STRATEGIES)},
         "nats_after": {str(count): nats_after(clips, count) for count in CONTEXTS},
     }  # fmt: skip
 

@@ -28,7 +28,7 @@ from diagd.files import read_json_lines, write_text
 from diagd.system import provenance
 from diagd.tokenizers.shards import read_shards
 from diagd.training.loop import windows
-from diagd.training.mixture import Mixture
+from diagd.training.options import parse_mixture
 
 Flags = dict[str, Any]
 ALL = "raster k=1 k=2 k=1,d=14"
@@ -230,7 +230,7 @@ def judge(options: Options, arm: str, folder: Path) -> list[dict[str, Any]]:
         **provenance(torch.device("cpu")),
     }
     rows = []
-    for strategy in Mixture.parse(options.judged or STUDIES[options.study].judged).weights:
+    for strategy in parse_mixture(options.judged or STUDIES[options.study].judged):
         parts = [
             strategy_nll(model, one, names, strategy)
             for one, names in zip(tokens.split(4), actions.split(4), strict=True)

@@ -40,7 +40,7 @@ from diagd.metrics.quality import frame_features, psnr
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.prompts import seed_of
 from diagd.system import fingerprint, provenance, settings_of
-from diagd.training.mixture import Mixture
+from diagd.training.options import parse_mixture
 
 SPANS = (8, 16, 32, 48, 64)  # frames of a dream that are one column of the table, up to these
 
@@ -157,7 +157,7 @@ def measure(world: VideoGenerator, name: str, options: Options) -> dict[str, Any
         "turned": sum(turned(start(world, clip, name, options), options)) / options.changes,
         "nll": {
             str(one): strategy_nll(world.model, tokens, ids[:, :frames], one).mean().item()
-            for one in Mixture.parse(options.priced).weights
+            for one in parse_mixture(options.priced)
         },
     }
 

@@ -23,7 +23,8 @@ from diagd.files import write_json
 from diagd.models.attention import LayerMasks
 from diagd.models.transformer import Transformer
 from diagd.system import provenance
-from diagd.training.mixture import Mixture, ViewLoss
+from diagd.training.mixture import ViewLoss
+from diagd.training.options import parse_mixture
 
 
 class Case(NamedTuple):
@@ -54,7 +55,7 @@ def main(options: Options) -> None:
     model = Transformer.random(config)
     rows = []
     for case in options.cases:
-        (strategy,) = Mixture.parse([case.strategy]).weights
+        (strategy,) = parse_mixture([case.strategy])
         grid = TokenGrid(case.frames - 1, config.grid_height, config.grid_width)
         layout = SequenceLayout(grid, config.num_action_tokens, 1)
         view = teacher_view(strategy.schedule(grid), layout, learn_context=True)

@@ -227,7 +227,7 @@ class TrainingRun:
             with self.accelerator.autocast():
                 losses = [loss(self.model, tokens) for tokens in batches]
             found[str(strategy)] = torch.stack(losses).mean().item()
-        weights = self.options.mixture.weights
+        weights = self.options.mixture
         total = sum(found[str(strategy)] * weight for strategy, weight in weights.items())
         mean = total / sum(weights.values())
         return {"validation_loss": mean, "validation_loss_by_strategy": found}

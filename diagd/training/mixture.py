@@ -4,6 +4,7 @@ The loss is the mean negative log-likelihood, in nats, of visual tokens; actions
 """
 
 from bisect import bisect
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from diagd.decoding.strategies.table import Raster, Strategy
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.models.attention import LayerMasks, Masks, Visible, mask_in_parts
 from diagd.models.config import ModelConfig
-from diagd.training.options import CorruptWith, Mixture, RunOptions
+from diagd.training.options import CorruptWith, RunOptions
 
 _DRAW, _CORRUPTION = 1, 2  # tell a step's generators apart
 
@@ -139,11 +140,11 @@ def generator_of(*key: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(seed))
 
 
-def draw_strategy(mixture: Mixture, seed: int, step: int) -> Strategy:
+def draw_strategy(mixture: Mapping[Strategy, float], seed: int, step: int) -> Strategy:
     """Draw the strategy of a step."""
-    ends = list(accumulate(mixture.weights.values()))
+    ends = list(accumulate(mixture.values()))
     place = torch.rand((), generator=generator_of(seed, step, _DRAW)).item() * ends[-1]
-    return list(mixture.weights)[bisect(ends, place)]
+    return list(mixture)[bisect(ends, place)]
 
 
 class MixtureLoss:
@@ -163,7 +164,7 @@ class MixtureLoss:
         grid = TokenGrid(options.frames - context_frames, config.grid_height, config.grid_width)
         layout = SequenceLayout(grid, 1, context_frames)
         self.losses: dict[Strategy, ViewLoss] = {}
-        for strategy in dict.fromkeys((*self.mixture.weights, Raster())):  # raster to compare with
+        for strategy in dict.fromkeys((*self.mixture, Raster())):  # raster to compare with
             schedule, learns = strategy.schedule(grid), options.context_frames == 0
             view = teacher_view(schedule, layout, learn_context=learns, window=options.window)
             slides = config.sliding_window

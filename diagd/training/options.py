@@ -1,7 +1,7 @@
 """Options of the commands that lead from clips to a world: check, tokenize, train and so on."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -96,45 +96,37 @@ WARM_UP_STEPS = 50
 MIN_COMPILED_S = 600.0  # compiling takes about a minute
 
 
-@dataclass(frozen=True)
-class Mixture:
-    """Strategies with a schedule, and how often each is drawn: a weight above 0."""
+def parse_mixture(texts: Iterable[str]) -> dict[Strategy, float]:
+    """Read strategies with a schedule, and the weight above 0 by which each is drawn.
 
-    weights: dict[Strategy, float]
+    A text may hold several with spaces between, each `NAME[:WEIGHT]`. ValueError unless all are
+    different, have a schedule, and weights are numbers above 0.
+    """
+    weights: dict[Strategy, float] = {}
+    for word in " ".join(texts).split():
+        name, colon, weight = word.partition(":")
+        strategy = parse_strategy(name)
+        if not strategy.has_schedule:
+            raise ValueError(
+                f"strategies must have a schedule (raster, k=..., zipar=...), got {name!r}"
+            )
+        if strategy in weights:
+            raise ValueError(f"strategies must be named once each, got {strategy} twice")
+        try:
+            weights[strategy] = float(weight) if colon else 1.0
+        except ValueError:
+            weights[strategy] = 0.0
+        if not 0 < weights[strategy] < math.inf:
+            raise ValueError(
+                f"a strategy's weight must be a number above 0, as in k=1:2, got {word!r}"
+            )
+    if not weights:
+        raise ValueError("strategies must name at least one, such as k=1")
+    return weights
 
-    @classmethod
-    def parse(cls, texts: Iterable[str]) -> "Mixture":
-        """Read names, of which a text may hold several with spaces between, each `NAME[:WEIGHT]`.
 
-        ValueError unless all are different, have a schedule, and weights are numbers above 0.
-        """
-        weights: dict[Strategy, float] = {}
-        for word in " ".join(texts).split():
-            name, colon, weight = word.partition(":")
-            strategy = parse_strategy(name)
-            if not strategy.has_schedule:
-                raise ValueError(
-                    f"strategies must have a schedule (raster, k=..., zipar=...), got {name!r}"
-                )
-            if strategy in weights:
-                raise ValueError(f"strategies must be named once each, got {strategy} twice")
-            try:
-                weights[strategy] = float(weight) if colon else 1.0
-            except ValueError:
-                weights[strategy] = 0.0
-            if not 0 < weights[strategy] < math.inf:
-                raise ValueError(
-                    f"a strategy's weight must be a number above 0, as in k=1:2, got {word!r}"
-                )
-        if not weights:
-            raise ValueError("strategies must name at least one, such as k=1")
-        return cls(weights)
-
-    def __str__(self) -> str:
-        """Return the spelling that `parse` reads."""
-        return " ".join(
-            f"{one}:{weight:g}".removesuffix(":1") for one, weight in self.weights.items()
-        )
+def spell_mixture(weights: Mapping[Strategy, float]) -> str:
+    return " ".join(f"{one}:{weight:g}".removesuffix(":1") for one, weight in weights.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +187,7 @@ class RunOptions:
             ("context_frames", 0 <= self.context_frames < frames, f"in [0, frames={frames})"),
             ("window", fits, what_outgrows_it),
         )
-        for strategy in self.mixture.weights:
+        for strategy in self.mixture:
             strategy.check(Conditions(temperature=0))
         if self.corrupt_with != "uniform" and not self.corrupt:
             raise ValueError(f"corrupt_with={self.corrupt_with} needs --corrupt, a share above 0")
@@ -245,15 +237,16 @@ class RunOptions:
         return self.window or self.frames
 
     @cached_property
-    def mixture(self) -> Mixture:
-        return Mixture.parse(self.strategy)
+    def mixture(self) -> dict[Strategy, float]:
+        return parse_mixture(self.strategy)
 
     def purpose(self) -> dict[str, object]:
         """Return what a run is for; two runs that differ in it are not the same one."""
         names = ["context_frames", "frames"]
         names += ["window"] if self.window else []
         names += ["corrupt", "corrupt_with"] if self.corrupt else []
-        return {"strategies": str(self.mixture), **{n: getattr(self, n) for n in names}}
+        strategies = spell_mixture(self.mixture)
+        return {"strategies": strategies, **{n: getattr(self, n) for n in names}}
 
 
 @dataclass(frozen=True, kw_only=True)

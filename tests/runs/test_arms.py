@@ -14,7 +14,7 @@ from diagd.files import read_json_lines
 from diagd.flags import parse
 from diagd.tokenizers.shards import read_shards
 from diagd.training.loop import windows
-from diagd.training.mixture import Mixture
+from diagd.training.options import parse_mixture
 from runs import arms, arms_report
 from tests.worlds import clips_of, write_shard, write_shard_model
 
@@ -52,7 +52,7 @@ def test_an_arm_is_judged_by_what_each_strategy_costs(options, tmp_path):
     plan = options("scratch")
     rows = arms.judge(plan, "k1", tmp_path / "model")
     tokens, actions = windows(read_shards(plan.tokens / "heldout"), 3, 3)
-    strategies = Mixture.parse(JUDGED).weights
+    strategies = parse_mixture(JUDGED)
     for row, strategy in zip(rows, strategies, strict=True):
         model = load_model(tmp_path / "model")
         nll = strategy_nll(model, tokens, actions, strategy)
@@ -73,7 +73,7 @@ def test_the_untouched_world_is_told_column_by_column(options, capsys):
     model = load_model(plan.flags("untouched")["init"])
     diagonal, raster = (
         strategy_nll(model, tokens, actions, strategy)
-        for strategy in Mixture.parse(("k=1/action", "raster")).weights
+        for strategy in parse_mixture(("k=1/action", "raster"))
     )
     gap = (diagonal - raster).mean((1, 2))
     text = capsys.readouterr().out

@@ -18,7 +18,8 @@ from diagd.pipeline.generator import VideoGenerator
 from diagd.tokenizers.shards import TokenClips, codebook_fingerprint, read_shards
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.training.loop import draw_batch
-from diagd.training.mixture import Mixture, draw_strategy
+from diagd.training.mixture import draw_strategy
+from diagd.training.options import parse_mixture
 from diagd.training.train import FinetuneOptions, finetune
 from tests.decoding.cases import Resampled
 from tests.training.runs import assert_same_run, log_of, options_maker, run_killed
@@ -49,7 +50,7 @@ def nll_of(options, tokens, strategy):
     """Price a batch of sequences with the engine's protocol and cache."""
     frames = torch.cat([tokens.new_zeros(len(tokens), 1), tokens], 1).unflatten(1, (-1, 7))
     clips, actions = frames[..., 1:].unflatten(2, (2, 3)), frames[..., :1]
-    (scheduled,) = Mixture.parse([strategy]).weights
+    (scheduled,) = parse_mixture([strategy])
     model = load_model(options.init)
     return strategy_nll(model, clips, actions, scheduled, options.context_frames).mean().item()
 
