@@ -23,7 +23,7 @@ from diagd.families.checkpoints import (
     save_model,
     write_defaults,
 )
-from diagd.training.corpus import PROMPT, SCENES_FOLDER, WALK, copy_parts, write_start
+from diagd.training.corpus import copy_parts, write_start
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Options:
 
 def main(options: Options) -> None:
     """Write the folder."""
-    starts = {options.out / PROMPT: options.prompt}
+    starts = {options.out / "prompt.mp4": options.prompt}
     for scene in options.scenes:
         name, _, place = scene.partition("=")
-        starts[options.out / SCENES_FOLDER / f"{name}.mp4"] = place
+        starts[options.out / "scenes" / f"{name}.mp4"] = place
     copy_parts(options.world, options.out)
     model = load_model(options.world)
     if options.blend:
@@ -59,9 +59,9 @@ def main(options: Options) -> None:
     changed = {name: value for name, value in given.items() if value is not None}
     write_defaults(options.out, replace(found.family.defaults(found), **changed))
     vocabulary = ActionVocabulary.load(options.out / ACTIONS_FILE)
-    write_actions(options.out / WALK, parse_actions(options.walk, vocabulary))
-    shutil.rmtree(options.out / SCENES_FOLDER, ignore_errors=True)
-    (options.out / SCENES_FOLDER).mkdir()
+    write_actions(options.out / "walk.jsonl", parse_actions(options.walk, vocabulary))
+    shutil.rmtree(options.out / "scenes", ignore_errors=True)
+    (options.out / "scenes").mkdir()
     for path, place in starts.items():
         clip, _, frame = place.partition(":")
         write_start(path, options.clips / f"{clip}.mp4", int(frame), vocabulary)
