@@ -15,7 +15,7 @@ import torch
 import tyro
 from torch import Tensor
 
-from diagd.decoding.teacher_forcing import spell_error
+from diagd import console
 from diagd.files import read_json_lines, save_figure, write_text
 
 CONTROL = "raster"  # the arm that all are compared with, and its strategy
@@ -93,7 +93,7 @@ def cell(gap: Tensor) -> str:
     """Spell the mean of (clips, columns) and its standard error over clips."""
     by_clip = gap.mean(1)
     error = by_clip.std().item() / math.sqrt(len(by_clip)) if len(by_clip) > 1 else None
-    return f"{by_clip.mean().item():+.4f} ± {spell_error(error)}"
+    return f"{by_clip.mean().item():+.4f} ± " + console.cell("{error:.4f}", {"error": error})
 
 
 def draw_curves(found: Found, path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tyro
 
-from diagd.decoding.teacher_forcing import spell_error
+from diagd import console
 from diagd.files import write_text
 
 
@@ -45,7 +45,7 @@ def main(options: Options) -> None:
         cells = []
         for model, rows in found.items():
             gap = rows[name]["gap"]
-            cell = f"{gap:+.4f} ± {spell_error(rows[name]['gap_error'])}"
+            cell = f"{gap:+.4f} ± " + console.cell("{gap_error:.4f}", rows[name])
             if model != options.before and row["gap"] > 0:
                 cell += f" ({1 - gap / row['gap']:.0%})"
             cells.append(cell)

@@ -14,13 +14,13 @@ import tyro
 from rich.progress import Progress
 from torch import Tensor
 
+from diagd.console import cell
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
 from diagd.decoding.strategies.table import parse_strategies
 from diagd.decoding.teacher_forcing import (
     Sees,
     TeacherView,
     gap_to_raster,
-    spell_error,
     teacher_view,
     view_nll,
 )
@@ -117,7 +117,7 @@ def main(options: Options) -> None:
     ]
     for name in views:
         gaps = [row for row in rows if row["strategy"] == name]
-        cells = [f"{row['gap']:+.4f} ± {spell_error(row['gap_error'])}" for row in gaps]
+        cells = [f"{row['gap']:+.4f} ± " + cell("{gap_error:.4f}", row) for row in gaps]
         table.append(f"| {name} | " + " | ".join(cells) + " |")
     write_text(options.out / "gap_study.md", "\n".join(table) + "\n")
     print("\n".join(table))

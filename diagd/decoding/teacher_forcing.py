@@ -215,10 +215,6 @@ def gap_to_raster(nll: Tensor, raster: Tensor) -> dict[str, float | None]:
     return {"nll": nll.mean().item(), "gap": by_clip.mean().item(), "gap_error": error}
 
 
-def spell_error(error: float | None) -> str:
-    return "-" if error is None else f"{error:.4f}"
-
-
 @torch.inference_mode()
 def view_nll(
     model: CausalModel,

@@ -197,23 +197,20 @@ class TrainingRun:
 
     def _backward(self) -> Tensor:
         """Make gradients of the loss of the next batch; return it, NaN unless they are finite."""
-        accelerator = self.accelerator
+        accelerator, options, size = self.accelerator, self.options, self.batch_size
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
+        seed, total = (options.seed << 40) + self.step, size * accelerator.num_processes
+        batches = draw_batch(self.clips, options.frames, total, seed, options.hold)
+        batch = batches.split(size)[accelerator.process_index]
         with accelerator.autocast():
-            value = self.loss(self.model, self._batch().to(accelerator.device), self.step)
+            value = self.loss(self.model, batch.to(accelerator.device), self.step)
         accelerator.backward(value)
-        norm = accelerator.clip_grad_norm_(self.model.parameters(), self.options.clip_norm)
+        norm = accelerator.clip_grad_norm_(self.model.parameters(), options.clip_norm)
         if isinstance(norm, DTensor):  # of a model that is sharded
             norm = norm.full_tensor()
         finite = torch.as_tensor(0.0 if norm is None else norm).isfinite()
         return torch.where(finite.to(value.device), value.detach(), torch.nan)
-
-    def _batch(self) -> Tensor:
-        options, size = self.options, self.batch_size
-        seed, first = (options.seed << 40) + self.step, self.accelerator.process_index * size
-        total = size * self.accelerator.num_processes
-        return draw_batch(self.clips, options.frames, total, seed, options.hold)[first:][:size]
 
     @torch.no_grad()
     def validate(self, held_out: TokenClips) -> dict[str, Any]:

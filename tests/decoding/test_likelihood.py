@@ -10,7 +10,6 @@ from diagd.decoding.schedule import SequenceLayout
 from diagd.decoding.strategies.table import Exact, Raster
 from diagd.decoding.teacher_forcing import (
     gap_to_raster,
-    spell_error,
     strategy_nll,
     teacher_view,
     view_nll,
@@ -118,4 +117,3 @@ def test_the_gap_is_told_with_its_standard_error_over_clips():
     assert found == pytest.approx({"nll": 5.0, "gap": 1.0, "gap_error": 0.5 / 3**0.5})
     assert gap_to_raster((raster + above).mean(1), raster.mean(1)) == pytest.approx(found)
     assert gap_to_raster(raster[:1], raster[:1]) == {"nll": 3.0, "gap": 0.0, "gap_error": None}
-    assert (spell_error(0.12345), spell_error(None)) == ("0.1235", "-")
