@@ -173,7 +173,7 @@ def _run(name: str, flags: list[str]) -> None:
         result = run(options)
     if shared.json and os.environ.get("RANK", "0") == "0":  # of processes of one launch, one
         # JSON knows no NaN, which Python writes nonetheless
-        strict = json.loads(json.dumps(result, default=os.fspath), parse_constant=lambda _: None)
+        strict = json.loads(json.dumps(result), parse_constant=lambda _: None)
         print(json.dumps(strict))
     if result.get("failed"):  # a part of the work; 2 says that nothing could be done
         sys.exit(1)

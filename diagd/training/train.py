@@ -9,6 +9,8 @@ n passes over the same data are worth 1 + 15 * (1 - exp(-(n - 1) / 15)) passes o
 order has never seen (arXiv:2503.14070, section 3.3; `diagd.decoding.teacher_forcing`).
 
 diagd train --tokens tokens --out world --minutes 20
+diagd train --tokens tokens/train --validation tokens/heldout --out world
+diagd finetune --init doom --tokens tokens/train --out doom-any
 diagd finetune --init doom --tokens tokens --out doom-k1 --strategy "k=1"
 """
 

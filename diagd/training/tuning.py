@@ -5,10 +5,12 @@ likelier, in nats a token, held-out clips are in raster order. A few frames are 
 speed here; the choice is by steps, which are the same everywhere.
 
 diagd tune --tokens tokens/heldout --tolerance 0.05
-diagd tune --tokens tokens --model world --strategy k=1 k=2/predecessor zipar=4 --make-default
+diagd tune --tokens tokens/heldout --strategy k=1 k=2/predecessor zipar=4
+diagd tune --tokens tokens --model world --make-default
 diagd tune --tokens tokens/heldout --by row column --out tune    # plots
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import product
@@ -86,7 +88,7 @@ def tune(options: TuneOptions) -> dict[str, Any]:
     affordable = [row for row in rows if row["gap"] <= options.tolerance]
     choice = min(affordable, key=lambda row: (row["num_steps"], row["gap"]), default=None)
     return {
-        "options": asdict(options) | {"clips": num_clips},
+        "options": json.loads(json.dumps(asdict(options) | {"clips": num_clips}, default=str)),
         "grid": [grid.num_frames, grid.height, grid.width],
         **provenance(device),
         "rows": rows,
