@@ -25,10 +25,25 @@ def fields(*groups: tuple[type, str]) -> list[tuple[str, type]]:
     return [(name, kind) for kind, names in groups for name in names.split()]
 
 
+class Record(ctypes.Structure):
+    """A record that is given the memory that its pointers point to, and keeps that alive."""
+
+    def __init__(self, **values: Any) -> None:
+        kinds = Tensor | ctypes.Array
+        self.memory = {name: one for name, one in values.items() if isinstance(one, kinds)}
+        super().__init__(**values | {name: address(one) for name, one in self.memory.items()})
+
+
+def address(memory: Tensor | ctypes.Array | None) -> int | None:
+    if memory is None:
+        return None
+    return memory.data_ptr() if isinstance(memory, Tensor) else ctypes.addressof(memory)
+
+
 # Records of csrc/records.h under their names there (a layer: LayerWeights), and of csrc/packing.h
 
 
-class LayerRecord(ctypes.Structure):
+class LayerRecord(Record):
     _fields_ = fields(
         (POINTER, "qkv out gate_up down qkv_bias out_bias gate_up_bias down_bias"),
         (POINTER, "qkv_scale out_scale gate_up_scale down_scale"),
@@ -37,7 +52,7 @@ class LayerRecord(ctypes.Structure):
     )
 
 
-class ModelRecord(ctypes.Structure):
+class ModelRecord(Record):
     _fields_ = fields(
         (INT, "hidden intermediate layers heads kv_heads head_dim vocab rms gated"),
         (INT, "num_embeddings max_positions prefix actions grid_width grid_tokens head_size"),
@@ -48,14 +63,14 @@ class ModelRecord(ctypes.Structure):
     )
 
 
-class StepRecord(ctypes.Structure):
+class StepRecord(Record):
     _fields_ = fields(
         (INT, "batch lanes visible_slots num_slots keep threads"),
         (POINTER, "tokens at slots visible steps held fed_at keys values written logits seconds"),
     )
 
 
-class DrawRecord(ctypes.Structure):
+class DrawRecord(Record):
     _fields_ = fields(
         (INT, "batch lanes vocab stride threads top_k exclusive_top_p"),
         (FLOAT, "temperature top_p"),
@@ -63,7 +78,7 @@ class DrawRecord(ctypes.Structure):
     )
 
 
-class SpaceRecord(ctypes.Structure):
+class SpaceRecord(Record):
     _fields_ = fields(
         (INT, "slots height width"),
         (ctypes.c_int64, "low high"),
@@ -72,7 +87,7 @@ class SpaceRecord(ctypes.Structure):
     )
 
 
-class AttendedRecord(ctypes.Structure):
+class AttendedRecord(Record):
     _fields_ = fields(
         (INT, "batch heads kv_heads lanes head_dim threads"),
         (FLOAT, "scale"),

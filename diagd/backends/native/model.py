@@ -6,15 +6,17 @@ in one call (`csrc/decoder.cpp`). Outputs do not depend on how many lanes share 
 """
 
 import ctypes
-from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from diagd.backends.native.boundary import (
+    POINTER,
     DrawRecord,
     SpaceRecord,
     StepRecord,
+    address,
     check_draw,
     check_end,
     check_lanes,
@@ -48,8 +50,13 @@ class NativeCache:
         check_cache_fits(2 * config.num_layers * size * dtype.itemsize, batch_size, num_slots)
         self.keys = [torch.zeros(size, dtype=dtype) for _ in range(config.num_layers)]
         self.values = [torch.zeros(size, dtype=dtype) for _ in range(config.num_layers)]
-        self.key_pointers, self.value_pointers = _pointers(self.keys), _pointers(self.values)
-        self.written = torch.zeros(num_slots, dtype=torch.int64)  # the position at each slot
+        layers = POINTER * config.num_layers
+        self.fields = {  # of a StepRecord
+            "num_slots": num_slots,
+            "keys": layers(*map(Tensor.data_ptr, self.keys)),
+            "values": layers(*map(Tensor.data_ptr, self.values)),
+            "written": torch.zeros(num_slots, dtype=torch.int64),  # the position at each slot
+        }
 
 
 class NativeModel(CausalModel):
@@ -77,7 +84,6 @@ class NativeModel(CausalModel):
                 "the native kernels have no cross-attention, position table or exact GELU in MLPs"
             )
         self.config, self.weights = model.config, weights
-        self._shape = shape_of(model.config, torch.device("cpu"))
         self._library = library or load_library()
         check_records(self._library)
         suffix = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}[weights]
@@ -89,17 +95,14 @@ class NativeModel(CausalModel):
         self.max_threads = usable_cores()  # of a step, which uses as many as PyTorch otherwise
         self._laid_out = NativeWeights(model, weights, self._library.block_columns(), use_up)
         self.weight_bytes = self._laid_out.weight_bytes  # of a weight that a step reads
-        self._cache_kind = self._laid_out.cache_kind
 
-    @property
+    @cached_property
     def shape(self) -> ModelShape:
-        return self._shape
+        return shape_of(self.config, torch.device("cpu"))
 
     @property
     def embeddings(self) -> Tensor:
-        table = self._laid_out.at(self._laid_out.record.embeddings)
-        assert isinstance(table, Tensor)
-        return table
+        return self._laid_out.record.memory["embeddings"]
 
     @property
     def num_threads(self) -> int:
@@ -143,37 +146,27 @@ class NativeModel(CausalModel):
             )
         keep = min(logits_to_keep or lanes, lanes)
         logits = torch.empty(batch, keep, whole_blocks(self.vocab_size, self._laid_out.block))
-        tokens, positions, slots = (index.contiguous() for index in (tokens, positions, slots))
-        rule = visible if isinstance(visible, SlotRule) else None
-        mask = visible.contiguous() if isinstance(visible, Tensor) else None
-        seen = [] if rule is None else [one.contiguous() for one in rule]
+        given = {"tokens": tokens, "at": positions, "slots": slots}
+        given |= visible._asdict() if isinstance(visible, SlotRule) else {"visible": visible}
         step = StepRecord(
             batch=batch,
             lanes=lanes,
             visible_slots=visible.shape[1],
-            num_slots=cache.num_slots,
             keep=keep,
             threads=self.num_threads,
-            tokens=tokens.data_ptr(),
-            at=positions.data_ptr(),
-            slots=slots.data_ptr(),
-            visible=None if mask is None else mask.data_ptr(),
-            keys=ctypes.addressof(cache.key_pointers),
-            values=ctypes.addressof(cache.value_pointers),
-            written=cache.written.data_ptr(),
-            logits=logits.data_ptr(),
-            seconds=self._timed(),
+            logits=logits,
+            seconds=self.seconds,
+            **cache.fields,
+            **{name: one.contiguous() for name, one in given.items()},
         )
-        for name, one in zip(("steps", "held", "fed_at"), seen, strict=False):
-            setattr(step, name, one.data_ptr())
         check_end(self._decode(ctypes.byref(self._laid_out.record), ctypes.byref(step)), step)
         return logits[..., : self.vocab_size]
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
         """Draw as `diagd.decoding.sampling.sample` does, in one call (`csrc/sampler.cpp`)."""
         check_draw(logits, draw)
-        options, ranges = draw.options, draw.ranges
-        batch, lanes = logits.shape[:2]
+        ranges = draw.ranges
+        batch, lanes, vocab = logits.shape
         rows_of_floats = lanes * logits.stride(1), logits.stride(1), 1
         if logits.dtype != torch.float32 or logits.stride() != rows_of_floats:
             logits = logits.float().contiguous()  # not our own
@@ -182,86 +175,68 @@ class NativeModel(CausalModel):
         else:
             bounds = ranges.by_place[draw.rows, draw.columns].T.contiguous()
         drawn = torch.empty(batch, lanes, dtype=torch.int64)
-        places = draw.seeds, draw.frames, draw.rows, draw.columns
-        seeds, frames, rows, columns = (place.contiguous() for place in places)
         record = DrawRecord(
             batch=batch,
             lanes=lanes,
-            vocab=logits.shape[2],
+            vocab=vocab,
             stride=logits.stride(1),
             threads=self.num_threads,
-            **rules_of(options, logits.shape[2]),
-            logits=logits.data_ptr(),
-            low=bounds[0].data_ptr(),
-            high=bounds[1].data_ptr(),
-            seeds=seeds.data_ptr(),
-            frames=frames.data_ptr(),
-            rows=rows.data_ptr(),
-            columns=columns.data_ptr(),
-            drawn=drawn.data_ptr(),
-            seconds=self._timed(),
+            logits=logits,
+            low=bounds[0],
+            high=bounds[1],
+            seeds=draw.seeds.contiguous(),
+            frames=draw.frames.contiguous(),
+            rows=draw.rows.contiguous(),
+            columns=draw.columns.contiguous(),
+            drawn=drawn,
+            seconds=self.seconds,
+            **rules_of(draw.options, vocab),
         )
         if self._library.draw(ctypes.byref(record)):
-            raise ValueError(f"valid ids must be in [0, {logits.shape[2]}) and not none at all")
+            raise ValueError(f"valid ids must be in [0, {vocab}) and not none at all")
         return drawn
 
     def make_step(self, step: Step) -> StepFunction:
         """Fuse a plain step into one call (`csrc/fused_step.cpp`), to the same bits."""
         if not step.is_plain:
             return step.run
-        buffers, ranges, options = step.buffers, step.ranges, step.sampling
+        buffers, ranges = step.buffers, step.ranges
         check_space(buffers, ranges, self.vocab_size)
         batch, num_slots = buffers.tokens.shape
         by_place = None if ranges.by_place is None else ranges.by_place.contiguous()
         cache: NativeCache = buffers.cache
         self._check_cache(cache, batch)
-        memory = buffers, by_place  # stays as long as the step does
-        fed = StepRecord(
-            batch=batch,
-            num_slots=cache.num_slots,
-            held=buffers.held.data_ptr(),
-            fed_at=buffers.fed_at.data_ptr(),
-            keys=ctypes.addressof(cache.key_pointers),
-            values=ctypes.addressof(cache.value_pointers),
-            written=cache.written.data_ptr(),
-        )
-        draw = DrawRecord(
-            batch=batch,
-            vocab=self.vocab_size,
-            seeds=buffers.seeds.data_ptr(),
-            **rules_of(options, self.vocab_size),
-        )
+        rules = rules_of(step.sampling, self.vocab_size)
+        fed = StepRecord(batch=batch, held=buffers.held, fed_at=buffers.fed_at, **cache.fields)
+        draw = DrawRecord(batch=batch, vocab=self.vocab_size, seeds=buffers.seeds, **rules)
         space = SpaceRecord(
-            slots=num_slots, low=ranges.low, high=ranges.high, tokens=buffers.tokens.data_ptr()
+            slots=num_slots,
+            height=0 if by_place is None else by_place.shape[0],
+            width=0 if by_place is None else by_place.shape[1],
+            low=ranges.low,
+            high=ranges.high,
+            by_place=by_place,
+            tokens=buffers.tokens,
         )
-        if by_place is not None:
-            space.height, space.width = by_place.shape[:2]
-            space.by_place = by_place.data_ptr()
         records = [ctypes.byref(one) for one in (self._laid_out.record, fed, draw, space)]
 
         def run(lanes: Tensor, max_slots: int) -> None:
-            check_lanes(lanes, len(memory[0].tokens))
+            check_lanes(lanes, len(buffers.tokens))  # so they live as long as the step does
             read = min(whole_blocks(max_slots, BLOCK), num_slots)
             fed.lanes, fed.visible_slots = lanes.shape[1], read
             space.lanes, space.stride = lanes.data_ptr(), lanes.stride(0)
-            fed.seconds = draw.seconds = self._timed()
+            fed.seconds = draw.seconds = address(self.seconds)
             fed.threads = self.num_threads
             check_end(self._take(*records), fed)
 
         return run
 
     def _check_cache(self, cache: NativeCache, batch: int) -> None:
-        if getattr(cache, "kind", None) != self._cache_kind or cache.batch_size != batch:
+        kind = getattr(cache, "kind", None)
+        if kind != self._laid_out.cache_kind or cache.batch_size != batch:
             raise ValueError(f"cache must be made by this model for a batch of {batch}")
-
-    def _timed(self) -> int | None:
-        return None if self.seconds is None else self.seconds.data_ptr()
 
 
 def has_kernels(config: ModelConfig) -> bool:
     """Return whether there are kernels for all layers of a model."""
     return not (config.context_size or config.position_table or config.mlp == "exact_gelu")
-
-
-def _pointers(tensors: Sequence[Tensor]) -> ctypes.Array:
-    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))

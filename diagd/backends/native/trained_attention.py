@@ -111,12 +111,18 @@ def run_backward(
 
 def _call(function: Callable[..., Any], given: tuple[Tensor, ...], **others: Tensor) -> None:
     batch, lanes, heads, head_dim = given[0].shape
-    shape = batch, heads, given[1].shape[2], lanes, head_dim
-    threads = min(torch.get_num_threads(), _most_threads())
-    record = AttendedRecord(*shape, threads, head_dim**-0.5)
     names = ("queries", "keys", "values", *TrainedMask._fields)
-    for name, tensor in {**dict(zip(names, given, strict=True)), **others}.items():
-        setattr(record, name, tensor.data_ptr())
+    record = AttendedRecord(
+        batch=batch,
+        heads=heads,
+        kv_heads=given[1].shape[2],
+        lanes=lanes,
+        head_dim=head_dim,
+        threads=min(torch.get_num_threads(), _most_threads()),
+        scale=head_dim**-0.5,
+        **dict(zip(names, given, strict=True)),
+        **others,
+    )
     function(ctypes.byref(record))
 
 

@@ -21,6 +21,7 @@ from diagd.backends.native.boundary import (
     DrawRecord,
     LayerRecord,
     ModelRecord,
+    Record,
     SpaceRecord,
     fields,
 )
@@ -180,18 +181,15 @@ def places_of(packed: bytes) -> dict[str, int]:
 
 
 def _copy(
-    kind: type[ctypes.Structure], record: ctypes.Structure, weights: NativeWeights, memory: Memory
+    kind: type[ctypes.Structure], record: Record, weights: NativeWeights, memory: Memory
 ) -> ctypes.Structure:
     """Copy a record of the native kernels with all that it points to."""
     copy = kind()
     for name, field in record._fields_:  # type: ignore[misc]
-        value = getattr(record, name) or 0
-        if field is POINTER and value:
-            found = weights.at(value)
-            if not isinstance(found, Tensor):
-                found = [_copy(Layer, layer, weights, memory) for layer in found]
-            value = memory.put(found)
-        setattr(copy, name, value)
+        found = record.memory.get(name)
+        if isinstance(found, ctypes.Array):
+            found = [_copy(Layer, layer, weights, memory) for layer in weights.layers]
+        setattr(copy, name, memory.put(found) if field is POINTER else getattr(record, name))
     return copy
 
 

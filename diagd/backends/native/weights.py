@@ -15,7 +15,7 @@ from diagd.backends.linears import round_to_int8
 from diagd.backends.native.boundary import LayerRecord, ModelRecord
 from diagd.models.attention import SwiGLU
 from diagd.models.rotary import first_grid_token
-from diagd.models.transformer import Transformer
+from diagd.models.transformer import Block, Transformer
 
 PAGE = 2**21  # bytes
 CHUNK = 32 * PAGE
@@ -38,7 +38,7 @@ class HugePages:
         if size > len(self._free):
             self._free = _chunk(max(size, CHUNK))
         place, self._free = self._free[: tensor.nbytes], self._free[size:]
-        return place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        return place.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
 
 
 def _chunk(size: int) -> Tensor:
@@ -75,51 +75,46 @@ class NativeWeights:
         # what models that share a cache must have in common
         self.cache_kind = config.num_layers, config.num_kv_heads, config.head_dim, self.cache_dtype
         self.weight_bytes = 4 // PACKED[weights]
-        self._kept: list[Tensor | ctypes.Array] = []  # what the record points to
         self._pages = HugePages()
-        self.record = self._describe(model)  # valid as long as this object lives
+        self.layers = [self._layer(block) for block in model.model.blocks]
+        self.record = self._record(model)
 
-    def at(self, address: int) -> Tensor | ctypes.Array:
-        """Return what a pointer of the record points to."""
-        return next(
-            one
-            for one in self._kept
-            if address == (one.data_ptr() if isinstance(one, Tensor) else ctypes.addressof(one))
-        )
+    def _layer(self, block: Block) -> LayerRecord:
+        attention, mlp = block.self_attn, block.mlp
+        up = (mlp.gate_proj, mlp.up_proj) if isinstance(mlp, SwiGLU) else (mlp.up_proj,)
+        products = {
+            "qkv": (attention.q_proj, attention.k_proj, attention.v_proj),
+            "out": (attention.o_proj,),
+            "gate_up": up,
+            "down": (mlp.down_proj,),
+        }
+        norms = {
+            "norm1": block.input_layernorm,
+            "norm2": block.post_attention_layernorm,
+            "q_norm": attention.q_norm,
+            "k_norm": attention.k_norm,
+        }
+        found: dict[str, Tensor | None] = {}
+        for name, parts in products.items():
+            weights: list[Tensor] = [part.weight for part in parts]
+            biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
+            if name == "gate_up":  # each of the two begins with a block of its own
+                weights = [self._pad(weight, 0) for weight in weights]
+                biases = [self._pad(bias, 0) for bias in biases]
+            found[name], found[f"{name}_scale"] = self._matrix(torch.cat(weights))
+            found[f"{name}_bias"] = self._vector(torch.cat(biases)) if biases else None
+        for name, norm in norms.items():
+            found[name], found[f"{name}_bias"] = (
+                self._part(norm, "weight"),
+                self._part(norm, "bias"),
+            )
+        if self.use_up:
+            for parameter in block.parameters():
+                parameter.data = parameter.data.new_empty(0)
+        return LayerRecord(slides=attention.layer in self.config.sliding_layers, **found)
 
-    def _describe(self, model: Transformer) -> ModelRecord:
+    def _record(self, model: Transformer) -> ModelRecord:
         config, stack = self.config, model.model
-        layers = (LayerRecord * config.num_layers)()
-        for layer, target in zip(stack.blocks, layers, strict=True):
-            attention, mlp = layer.self_attn, layer.mlp
-            qkv = attention.q_proj, attention.k_proj, attention.v_proj
-            up = (mlp.gate_proj, mlp.up_proj) if isinstance(mlp, SwiGLU) else (mlp.up_proj,)
-            out, down = (attention.o_proj,), (mlp.down_proj,)
-            products = {"qkv": qkv, "out": out, "gate_up": up, "down": down}
-            for name, parts in products.items():
-                weights: list[Tensor] = [part.weight for part in parts]
-                biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
-                if name == "gate_up":  # each of the two begins with a block of its own
-                    weights = [self._pad(weight, 0) for weight in weights]
-                    biases = [self._pad(bias, 0) for bias in biases]
-                blocks, scale = self._matrix(torch.cat(weights))
-                setattr(target, name, blocks)
-                setattr(target, f"{name}_scale", scale)
-                setattr(target, f"{name}_bias", self._vector(torch.cat(biases)) if biases else None)
-            norms = {
-                "norm1": layer.input_layernorm,
-                "norm2": layer.post_attention_layernorm,
-                "q_norm": attention.q_norm,
-                "k_norm": attention.k_norm,
-            }
-            for name, norm in norms.items():
-                setattr(target, name, self._part(norm, "weight"))
-                setattr(target, f"{name}_bias", self._part(norm, "bias"))
-            target.slides = attention.layer in config.sliding_layers
-            if self.use_up:
-                for parameter in layer.parameters():
-                    parameter.data = parameter.data.new_empty(0)
-        self._kept.append(layers)
         embeddings = stack.embed_tokens.weight
         head, head_scale = self._matrix(
             embeddings[: config.vocab_size] if model.lm_head is None else model.lm_head.weight
@@ -146,11 +141,11 @@ class NativeWeights:
             head_size=config.head_size,
             sliding_window=config.sliding_window,
             eps=config.norm_eps,
-            embeddings=self._keep(self._pad(embeddings, 1).to(self.dtype)),
+            embeddings=self._pages.put(self._pad(embeddings, 1).to(self.dtype)),
             head=head,
-            positions=None if positions is None else self._keep(positions.weight.detach().float()),
-            frequencies=None if rotary is None else self._keep(rotary.frequencies),
-            axes=None if rotary is None else self._keep(rotary.axes),
+            positions=None if positions is None else self._pages.put(positions.weight.float()),
+            frequencies=None if rotary is None else self._pages.put(rotary.frequencies),
+            axes=None if rotary is None else self._pages.put(rotary.axes),
             norm=self._part(stack.norm, "weight"),
             norm_bias=self._part(stack.norm, "bias"),
             head_scale=head_scale,
@@ -158,11 +153,11 @@ class NativeWeights:
             head_proj=head_proj,
             head_proj_scale=head_proj_scale,
             head_proj_bias=self._part(proj, "bias"),
-            weights=ctypes.addressof(layers),
+            weights=(LayerRecord * config.num_layers)(*self.layers),
         )
 
-    def _matrix(self, weight: Tensor) -> tuple[int, int | None]:
-        """Keep an (N, K) weight in blocks of outputs, padded with zeros: (N / block, K, block).
+    def _matrix(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Put an (N, K) weight in blocks of outputs, padded with zeros: (N / block, K, block).
 
         Of narrower types, `PACKED` weights of an output stand together: (N / block, K / 2, block,
         2). Each block of int8 begins with what its sums begin with: activations are 64 too large.
@@ -172,7 +167,7 @@ class NativeWeights:
         scales = None
         if is_int8:
             weight, scales = round_to_int8(weight)
-            scales = self._keep(scales)
+            scales = self._pages.put(scales)
         dtype = torch.int8 if is_int8 else self.dtype
         blocks = weight.to(dtype).unflatten(0, (-1, self.block)).unflatten(2, (-1, packed))
         blocks = blocks.transpose(1, 2)
@@ -180,18 +175,14 @@ class NativeWeights:
             first = -64 * weight.sum(1, dtype=torch.int32)
             first = first.view(torch.int8).view(-1, 1, self.block, packed)
             blocks = torch.cat([first, blocks], 1)
-        return self._keep(blocks), scales
+        return self._pages.put(blocks), scales
 
-    def _part(self, module: nn.Module | None, name: str) -> int | None:
+    def _part(self, module: nn.Module | None, name: str) -> Tensor | None:
         values = getattr(module, name, None)
         return None if values is None else self._vector(values)
 
-    def _vector(self, values: Tensor) -> int:
-        return self._keep(self._pad(values.detach().float(), 0))
-
-    def _keep(self, tensor: Tensor) -> int:
-        self._kept.append(tensor := self._pages.put(tensor))
-        return tensor.data_ptr()
+    def _vector(self, values: Tensor) -> Tensor:
+        return self._pages.put(self._pad(values.float(), 0))
 
     def _pad(self, tensor: Tensor, dim: int, whole: int | None = None) -> Tensor:
         shape = list(tensor.shape)
