@@ -55,7 +55,9 @@ def make_norm(config: ModelConfig, affine: bool = True) -> nn.Module:
     return nn.LayerNorm(size, eps, elementwise_affine=affine, bias=config.bias)
 
 
-def make_head_norm(config: ModelConfig, num_heads: int) -> RMSNorm | HeadNorm:
+def make_head_norm(config: ModelConfig, num_heads: int) -> nn.Module:
+    if not config.qk_norm:
+        return nn.Identity()
     if config.head_norm:
         return HeadNorm(num_heads, config.head_dim, config.norm_eps)
     return RMSNorm(config.head_dim, config.norm_eps)
@@ -249,8 +251,8 @@ class GroupedQueries(nn.Module):
         self.k_proj = nn.Linear(kv_size, kv_width, bias=config.bias)
         self.v_proj = nn.Linear(kv_size, kv_width, bias=config.bias)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=config.bias)
-        self.q_norm = make_head_norm(config, config.num_heads) if config.qk_norm else None
-        self.k_norm = make_head_norm(config, config.num_kv_heads) if config.qk_norm else None
+        self.q_norm = make_head_norm(config, config.num_heads)
+        self.k_norm = make_head_norm(config, config.num_kv_heads)
 
 
 class Attention(GroupedQueries):
@@ -277,8 +279,7 @@ class Attention(GroupedQueries):
         else:
             projected = self.qkv_proj(x).split(self.widths, dim=-1)
         queries, keys, values = (split_heads(part, self.head_dim) for part in projected)
-        if self.q_norm is not None and self.k_norm is not None:
-            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        queries, keys = self.q_norm(queries), self.k_norm(keys)
         store = visible.store if isinstance(visible, RuleKernel) and cache is not None else None
         if rotary is not None and store is None:
             queries, keys = rotate(queries, *rotary), rotate(keys, *rotary)
@@ -298,13 +299,10 @@ class CrossAttention(GroupedQueries):
     def project(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values (B, kv_heads, M, head_dim) of a text (B, M, context_size)."""
         keys = split_heads(self.k_proj(context), self.head_dim)
-        values = split_heads(self.v_proj(context), self.head_dim)
-        return (keys if self.k_norm is None else self.k_norm(keys)), values
+        return self.k_norm(keys), split_heads(self.v_proj(context), self.head_dim)
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        queries = split_heads(self.q_proj(x), self.head_dim)
-        if self.q_norm is not None:
-            queries = self.q_norm(queries)
+        queries = self.q_norm(split_heads(self.q_proj(x), self.head_dim))
         visible = torch.ones(x.shape[1], keys.shape[2], dtype=torch.bool, device=x.device)
         out = attend(queries, keys, values, visible)
         return self.o_proj(out.transpose(1, 2).flatten(2))

@@ -10,12 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-Norm = Literal["rms", "layer"]
-MLP = Literal["swiglu", "gelu", "exact_gelu"]
-Position = Literal["rope", "rope2d", "rope3d", "learned"]
-
 _MAX_SIZE = 2**28  # a matrix of two such sizes can still be counted in 64 bits
-_CHOICES = {"norm": get_args(Norm), "mlp": get_args(MLP), "position": get_args(Position)}
 
 
 @dataclass(frozen=True)
@@ -37,14 +32,17 @@ class ModelConfig:
     num_seam_tokens: int = 0  # but for so many between the halves of its rows: of two cameras
     prefix_length: int = 0  # tokens before the first frame (BOV, text)
     extra_embeddings: int = 0  # rows beyond vocab_size: ids that are fed but never predicted
-    norm: Norm = "rms"  # RMSNorm or LayerNorm
+    norm: Literal["rms", "layer"] = "rms"  # RMSNorm or LayerNorm
     norm_affine: bool = True  # norms inside the blocks have parameters (the final one always has)
     norm_eps: float = 1e-5  # added to the variance
-    mlp: MLP = "swiglu"  # gated SiLU, or GELU, tanh-approximated or exact
+    mlp: Literal["swiglu", "gelu", "exact_gelu"] = (
+        "swiglu"  # gated SiLU, or GELU, tanh-approximated or exact
+    )
     bias: bool = False  # linear layers and layer norms have biases (the output layer has not)
     qk_norm: bool = False  # RMSNorm over head_dim on queries and keys, before the rotation
     head_norm: bool = False  # a LayerNorm instead, each head with weights and biases of its own
-    position: Position = "rope"  # rotary of 1 to 3 dimensions (rotary.py), or a learned table
+    # rotary of 1 to 3 dimensions (rotary.py), or a learned table
+    position: Literal["rope", "rope2d", "rope3d", "learned"] = "rope"
     rope_theta: float = 10000.0  # base of the rotary frequencies
     rope_step: float = 1.0  # radians a position, frame, row or column turns the fastest frequency
     yarn_factor: float = 1.0  # YaRN stretch of 3-D rotary frequencies; 1 turns it off
@@ -101,13 +99,14 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ModelConfig":
         """Build a config from parsed JSON; fields that have a default may be absent."""
-        known = {field.name: field for field in dataclasses.fields(cls)}
-        required = [name for name, field in known.items() if field.default is dataclasses.MISSING]
-        unknown = sorted(set(values) - set(known))
-        missing = [name for name in required if name not in values]
-        if unknown or missing:
-            problems = [f"unknown fields: {', '.join(unknown)}"] if unknown else []
-            problems += [f"missing fields: {', '.join(missing)}"] if missing else []
+        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+        required = [name for name, one in defaults.items() if one is dataclasses.MISSING]
+        wrong = {
+            "unknown": sorted(set(values) - set(defaults)),
+            "missing": [name for name in required if name not in values],
+        }
+        problems = [f"{kind} fields: {', '.join(names)}" for kind, names in wrong.items() if names]
+        if problems:
             raise ValueError(f"model config has {'; '.join(problems)}")
         return cls(**values)
 
@@ -138,12 +137,12 @@ def _refuse(is_wrong: object, rule: str, got: object) -> None:
 
 def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
     name, is_bool = field.name, isinstance(value, bool)
-    if name in _CHOICES:
-        choices = ", ".join(map(repr, _CHOICES[name]))
-        _refuse(value not in _CHOICES[name], f"{name} must be one of {choices}", repr(value))
-    elif isinstance(field.default, tuple):
+    if isinstance(field.default, tuple):
         is_wrong = not isinstance(value, list | tuple) or not all(type(one) is int for one in value)
         _refuse(is_wrong, f"{name} must be a list of integers", repr(value))
+    elif choices := get_args(field.type):
+        rule = f"{name} must be one of {', '.join(map(repr, choices))}"
+        _refuse(value not in choices, rule, repr(value))
     elif field.type is bool:
         _refuse(not is_bool, f"{name} must be true or false", repr(value))
     elif field.type is float:

@@ -1,6 +1,6 @@
-"""Classifier-free guidance: several prompts, one forward pass, one token for all.
+"""Prompts that the engine does not know of: those that guide, and one of vectors.
 
-logits = unconditional + scale * (conditional - unconditional)
+Classifier-free guidance: logits = unconditional + scale * (conditional - unconditional)
 
 Every batch row is run twice, side by side: once after the prompt that the engine feeds, once after
 another one. Generated tokens are fed to both. To the engine the pair is one model. A prompt of a
@@ -10,7 +10,6 @@ picture and a text makes three: with both, with the picture alone, with neither.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.nn import functional
 
 from diagd.decoding.generate_tokens import check_ids
 from diagd.decoding.model import CausalModel, ModelShape, ModelWrapper
+from diagd.decoding.visibility import visible_slots
 
 # token ids (B, L) of one prompt's rows, their positions (L,), slots (L,) and mask (L, M)
 Lanes = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -58,9 +58,9 @@ class GuidedModel(ModelWrapper[CausalModel]):
             )
         for one in others:
             if one.ndim != 2 or not one.numel():
+                shape = tuple(one.shape)
                 raise ValueError(
-                    "unconditional must be of shape (1 or batch, at least 1), "
-                    f"got {tuple(one.shape)}"
+                    f"unconditional must be of shape (1 or batch, at least 1), got {shape}"
                 )
             check_ids(one, model.num_embeddings, "unconditional")
         if prompt_length < 1:
@@ -97,30 +97,26 @@ class GuidedModel(ModelWrapper[CausalModel]):
                 raise ValueError(
                     f"expected 1 or {batch_size} unconditional prompts, got {len(one)}"
                 )
-        make = self.model.make_cache
+        make, prompts = self.model.make_cache, [self.others[-1][:, :0], *self.others]
         if not self.ahead or self.model.takes_rows:
             ahead = max(self.ahead, default=0)
-            cache = make((1 + len(self.others)) * batch_size, ahead + num_slots, context)
+            cache = make(len(prompts) * batch_size, ahead + num_slots, context)
         else:
             cache = [make(batch_size, ahead + num_slots, context) for ahead in self.ahead]
         if any(self.ahead):
-            none = self.others[-1][:, :0]
-            prompts = [one[:, :-1].expand(batch_size, -1) for one in (none, *self.others)]
-            lanes = [self._before(*each) for each in zip(prompts, self.ahead, strict=True)]
+            lanes: list[Lanes] = []
+            for prompt, ahead, seen in zip(prompts, self.ahead, self.seen, strict=True):
+                slots = torch.arange(ahead, device=self.device)
+                own = slots >= ahead - seen  # the prompt ends there; nobody sees what is before
+                visible = (slots <= slots[:, None]) & own | (slots == slots[:, None])
+                fed = functional.pad(prompt[:, :-1].expand(batch_size, -1), (ahead - seen, 0))
+                lanes.append((fed, (slots - ahead + seen).clamp(min=0), slots, visible))
             self._run(lanes, cache, 1)
         return cache
 
-    def _before(self, prompt: Tensor, ahead: int) -> Lanes:
-        """Return the lanes of a prompt that ends with the slots ahead; nobody sees those before."""
-        slots = torch.arange(ahead, device=self.device)
-        unused = ahead - prompt.shape[1]
-        visible = (slots <= slots[:, None]) & (slots >= unused) | (slots == slots[:, None])
-        tokens = functional.pad(prompt, (unused, 0))
-        return tokens, (slots - unused).clamp(min=0), slots, visible
-
     def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Any:
         """Return the mask where rows see in different ways, else what the model makes it from."""
-        see = partial(CausalModel.see, self) if self.ahead else self.model.see
+        see = visible_slots if self.ahead else self.model.see
         return see(positions, steps, held, fed_at)
 
     def forward(
@@ -138,10 +134,9 @@ class GuidedModel(ModelWrapper[CausalModel]):
             own = other[:, shifted.clamp(max=other.shape[1] - 1)]
             rows.append((torch.where(positions <= last, own, tokens), shifted))
         if not self.ahead:
-            fed = torch.cat([fed for fed, _ in rows])
-            return self._steer(
-                self.model.forward(fed, positions, slots, visible, cache, logits_to_keep)
-            )
+            whole = torch.cat([fed for fed, _ in rows])
+            logits = self.model.forward(whole, positions, slots, visible, cache, logits_to_keep)
+            return self._steer(logits)
         # the others' rows run the prompt's lanes as well, but never see them again
         shared = torch.arange(visible.shape[1], device=visible.device) >= last
         lanes: list[Lanes] = []
@@ -172,3 +167,35 @@ class GuidedModel(ModelWrapper[CausalModel]):
         for scale, more, less in reversed(list(zip(self.scales, rows, rows[1:], strict=False))):
             steered = steered + scale * (more - less)
         return steered
+
+
+class VectorPrompt(ModelWrapper[CausalModel]):
+    """A model that begins with vectors, the last of `num_places`; those before stay free.
+
+    They are written into its table of embeddings, so kernels, number types and guidance read them
+    as they read ids, when a cache is made, which is to be prefilled before the next one.
+
+    Args:
+        ids: (P,) int64, under which the vectors are fed.
+        vectors: (P, hidden_size).
+    """
+
+    def __init__(self, model: CausalModel, ids: Tensor, vectors: Tensor, num_places: int) -> None:
+        super().__init__(model)
+        self.ids, self.vectors, self.num_free = ids, vectors, num_places - len(vectors)
+
+    @property
+    def shape(self) -> ModelShape:
+        return replace(self.model.shape, max_positions=self.model.max_positions - self.num_free)
+
+    @torch.no_grad()
+    def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
+        table = self.model.embeddings
+        table[self.ids, : self.vectors.shape[1]] = self.vectors.to(table)
+        return self.model.make_cache(batch_size, num_slots, context)
+
+    def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Any:
+        return self.model.see(positions + self.num_free, steps, held + self.num_free, fed_at)
+
+    def forward(self, tokens: Tensor, positions: Tensor, *rest: Any, **named: Any) -> Tensor:
+        return self.model.forward(tokens, positions + self.num_free, *rest, **named)

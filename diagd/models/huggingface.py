@@ -18,14 +18,13 @@ from diagd.models.attention import check_length, check_sizes, refuse_context
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 
-_NEEDED_ARGUMENTS = ("attention_mask", "position_ids", "logits_to_keep")
 _MASKED_ATTENTION = ("eager", "sdpa")  # the implementations that honour a 4-D mask
 _PROBE_TOKENS = 6
 _PROBE_TOLERANCE = 1e-2  # of the spread of the logits; half precision gets sqrt(eps) where larger
 
 
 class SlotCacheLayer(CacheLayerMixin):
-    """Keys and values of one layer, each (B, heads, num_slots, D), written by slot."""
+    """Keys and values of one layer, each (B, heads, num_slots, D), allocated at the first step."""
 
     is_compileable = True
     slots: Tensor  # (L,) int64, where the coming step writes
@@ -62,19 +61,6 @@ class SlotCacheLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return self.num_slots
-
-
-class SlotCache(Cache):
-    """Cache of a transformers model; each layer allocates all its slots at the first step, once."""
-
-    def __init__(self, num_layers: int, batch_size: int, num_slots: int) -> None:
-        self.slot_layers = [SlotCacheLayer(batch_size, num_slots) for _ in range(num_layers)]
-        super().__init__(layers=list(self.slot_layers))
-
-    def begin_step(self, slots: Tensor, num_visible: int) -> None:
-        """Tell the layers where the coming step writes: transformers does not pass it on."""
-        for layer in self.slot_layers:
-            layer.slots, layer.num_visible = slots, num_visible
 
 
 class Vocabulary:
@@ -192,29 +178,26 @@ class HuggingFaceModel(CausalModel):
         start, num_sizes = self.vocabulary.image_start, self.vocabulary.num_sizes
         if self.image_range is None:
             return
-        generation = self.model.generation_config
-        padding = None if generation is None else generation.pad_token_id
+        padding = getattr(self.model.generation_config, "pad_token_id", None)
         if padding is not None and len(prompt) > 1 and (prompt == padding).any():
             raise ValueError(
                 f"prompt must be without padding, got id {padding}: batch rows are of one length, "
                 "and a guidance pair is one row, its other half the argument of diagd.GuidedModel"
             )
-        if start is not None and not context_frames:
-            ends = prompt[:, -1 - num_sizes :]
-            if not (ends == start).any(1).all():
-                raise ValueError(
-                    f"prompt must end with the image start, id {start}, "
-                    f"got {prompt[:, -1:].flatten().tolist()}: all text stands before the image"
-                )
+        ends = prompt[:, -1 - num_sizes :] == start
+        if start is not None and not context_frames and not ends.any(1).all():
+            raise ValueError(
+                f"prompt must end with the image start, id {start}, "
+                f"got {prompt[:, -1:].flatten().tolist()}: all text stands before the image"
+            )
 
-    def make_cache(
-        self, batch_size: int, num_slots: int, context: Tensor | None = None
-    ) -> SlotCache:
+    def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Cache:
         refuse_context(context)
         check_sizes(batch_size, num_slots)
-        return SlotCache(self.config.num_hidden_layers, batch_size, num_slots)
+        count = self.config.num_hidden_layers
+        return Cache(layers=[SlotCacheLayer(batch_size, num_slots) for _ in range(count)])
 
-    def renew_cache(self, cache: SlotCache, context: Tensor | None = None) -> bool:
+    def renew_cache(self, cache: Cache, context: Tensor | None = None) -> bool:
         refuse_context(context)
         cache.reset()  # in place
         return True
@@ -225,11 +208,13 @@ class HuggingFaceModel(CausalModel):
         positions: Tensor,
         slots: Tensor,
         visible: Tensor,
-        cache: SlotCache,
+        cache: Cache,
         logits_to_keep: int | Tensor = 0,
     ) -> Tensor:
         """Run one decoding step; positions (B, L) and visible (B, L, M) may differ by batch row."""
-        cache.begin_step(slots, visible.shape[-1])
+        layer: Any
+        for layer in cache.layers:  # transformers does not pass it on
+            layer.slots, layer.num_visible = slots, visible.shape[-1]
         never = torch.finfo(self.dtype).min
         mask = torch.zeros_like(visible, dtype=self.dtype).masked_fill(~visible, never)
         return self.vocabulary.logits(
@@ -261,7 +246,7 @@ def _check_model(model: PreTrainedModel) -> None:
     if not is_ours or model.config.is_encoder_decoder:
         raise ValueError(f"expected a transformers causal LM, got {name}")
     config = model.config.get_text_config(decoder=True)
-    needed = {*_NEEDED_ARGUMENTS, cache_argument(model)}
+    needed = {"attention_mask", "position_ids", "logits_to_keep", cache_argument(model)}
     missing = sorted(needed - set(inspect.signature(model.forward).parameters))
     if getattr(config, "alibi", False):
         missing = missing or ["position_ids (it uses ALiBi)"]
@@ -316,10 +301,9 @@ def _check_order_does_not_matter(model: HuggingFaceModel) -> None:
 
 
 class _GivenRotary(nn.Module):
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, rotary: Any) -> None:
         super().__init__()
-        assert model.model.rotary is not None
-        self.rotary = model.model.rotary
+        self.rotary = rotary
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = self.rotary(position_ids, x.dtype)
@@ -359,7 +343,7 @@ def llama_of(model: Transformer) -> LlamaForCausalLM:
         raise ValueError("only LLaMA-like models have a Hugging Face LLaMA: use --baseline none")
     with torch.device("meta"):
         llama = LlamaForCausalLM(llama_config(config))
-    llama.model.rotary_emb = _GivenRotary(model)  # pyright: ignore[reportAttributeAccessIssue]
+    llama.model.rotary_emb = _GivenRotary(model.model.rotary)  # pyright: ignore[reportAttributeAccessIssue]
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])  # tied
     llama.load_state_dict(weights, assign=True)

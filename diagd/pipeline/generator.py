@@ -24,8 +24,7 @@ from diagd.decoding.strategies.table import Conditions, Strategy, as_strategy
 from diagd.families.checkpoints import is_repository, upload
 from diagd.families.defaults import GenerationDefaults, visual_ranges
 from diagd.models.config import ModelConfig
-from diagd.models.guidance import GuidedModel
-from diagd.models.vector_prompt import VectorPrompt
+from diagd.models.guidance import GuidedModel, VectorPrompt
 from diagd.pipeline.prompts import (
     Clip,
     Picture,

@@ -52,9 +52,7 @@ CPU = {
     "Hugging Face": UnderTest(
         lambda model: HuggingFaceModel(llama_of(model)),
         kinds=("llama", "multi-head", "multi-query", "world"),
-        buffers=lambda cache: [
-            b for layer in cache.slot_layers for b in (layer.keys, layer.values)
-        ],
+        buffers=lambda cache: [b for layer in cache.layers for b in (layer.keys, layer.values)],
     ),
     # a kind takes half a minute where lavapipe computes; test_model.py there has the others
     "webgpu": UnderTest(on_webgpu, kinds=("wham",), buffers=on_device),

@@ -144,7 +144,7 @@ def weights_of(model: Transformer, dtype: torch.dtype) -> dict[str, Weights]:
         up = (mlp.gate_proj, mlp.up_proj) if isinstance(mlp, SwiGLU) else (mlp.up_proj,)
         heads = attention.q_proj, attention.k_proj, attention.v_proj
         norms = (attention.q_norm, attention.k_norm)
-        after = [norm.weight.detach().float() for norm in norms if norm is not None]
+        after = [weight.detach().float() for norm in norms for weight in norm.parameters()]
         out, down = attention.o_proj, mlp.down_proj
         first, second = block.input_layernorm, block.post_attention_layernorm
         packed |= {

@@ -20,8 +20,8 @@ from diagd.backends.native.model import NativeModel
 from diagd.benchmark import steps
 from diagd.decoding.sampling import SamplingOptions
 from diagd.families.checkpoints import build_model, find_model
+from diagd.models.guidance import VectorPrompt
 from diagd.models.huggingface import HuggingFaceModel
-from diagd.models.vector_prompt import VectorPrompt
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.world_folder import load_parts
 from diagd.tokenizers.text import TextIds
