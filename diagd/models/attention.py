@@ -166,16 +166,15 @@ class StaticKVCache:
 
 
 class SlotRule(NamedTuple):
-    """The steps and slots that `raster_rule` compares, for kernels that read no mask."""
+    """What `visible_slots` compares beside positions, for kernels that read no mask."""
 
     steps: Tensor  # (L,) int64, the step at which each lane is fed
-    held: Tensor  # (M,) int64, as in `diagd.decoding.visibility.visible_slots`
+    held: Tensor  # (M,) int64
     fed_at: Tensor  # (M,) int64
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Of the mask: lanes and slots."""
-        return self.steps.shape[0], self.held.shape[0]  # `len` of a tensor takes a microsecond
+    def shape(self) -> tuple[int, int]:  # of the mask; `len` of a tensor takes a microsecond
+        return self.steps.shape[0], self.held.shape[0]
 
 
 EVERYTHING = 2**62  # positions
@@ -187,10 +186,10 @@ class RuleKernel(NamedTuple):
     # (queries, keys, values, positions, *rule, window) -> (B, heads, L, D), as `attend` with
     # `diagd.decoding.visibility.visible_slots(positions, *rule)`, of the last `window` positions
     kernel: Callable[..., Tensor]
-    positions: Tensor  # (L,) int64 raster positions of the lanes
+    positions: Tensor  # (L,) int64
     rule: SlotRule
     # (queries, keys, values, cosines, sines, slots, key buffer, value buffer) -> rotated queries:
-    # rotates, and writes keys and values to the slots, in one launch; None: as PyTorch does
+    # and keys and values are written to the slots, in one launch; None: as PyTorch does
     store: Callable[..., Tensor] | None = None
     window: int = EVERYTHING
 
@@ -209,7 +208,7 @@ class MaskKernel(NamedTuple):
 def mask_in_parts(visible: Tensor, part: int = 256) -> MaskKernel:
     """Cut a mask (L, L) into groups of lanes, each up to the last lane that it sees.
 
-    PyTorch also multiplies what a mask forbids; most lanes are forbidden those behind them.
+    PyTorch also multiplies what a mask forbids, which most of the lanes behind are.
     """
     groups = (rows[:, : int(rows.any(0).nonzero().max()) + 1] for rows in visible.split(part))
     return MaskKernel(_attend_by_parts, tuple(group.contiguous() for group in groups))
@@ -230,9 +229,7 @@ Visible = Tensor | BlockMask | MaskKernel | RuleKernel | None
 
 
 class LayerMasks(NamedTuple):
-    """What lanes see in layers that see everything, and in sliding ones."""
-
-    whole: Visible
+    whole: Visible  # what lanes see in layers that see everything
     sliding: Visible
 
 
@@ -273,7 +270,7 @@ class Attention(GroupedQueries):
         visible: Visible,
         cache: StaticKVCache | None,
     ) -> Tensor:
-        """Attend from every lane of x (B, L, hidden_size) to the cache, or else to x itself."""
+        """Attend from the lanes of x (B, L, hidden_size) to the cache, or else to x itself."""
         if self.qkv_proj is None:
             projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         else:
@@ -309,8 +306,7 @@ class CrossAttention(GroupedQueries):
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
-    """(B, L, heads * head_dim) -> (B, heads, L, head_dim)."""
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)  # (B, heads, L, head_dim)
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible) -> Tensor:
@@ -329,9 +325,8 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible) -> T
     if isinstance(visible, BlockMask):
         return flex_attention(queries, keys, values, block_mask=visible, enable_gqa=group > 1)  # pyright: ignore[reportReturnType]
     if visible is None:
-        return F.scaled_dot_product_attention(
-            queries, keys, values, is_causal=True, enable_gqa=group > 1
-        )
+        given = queries, keys, values
+        return F.scaled_dot_product_attention(*given, is_causal=True, enable_gqa=group > 1)
     if group == 1:
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible)
     # heads that share a key head become lanes of it: keys are read once, and every kernel takes it

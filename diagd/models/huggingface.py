@@ -64,11 +64,7 @@ class SlotCacheLayer(CacheLayerMixin):
 
 
 class Vocabulary:
-    """The ids of a class: how they are embedded, and how hidden states become their logits.
-
-    By default as its forward does. A class that writes images beside it has an entry in
-    `VOCABULARIES`; weights and code stay as they are.
-    """
+    """How a class embeds ids and makes logits: as its forward does, unless in `VOCABULARIES`."""
 
     first_valid = 0  # the logits of ids below are the least finite number
     image_range: tuple[int, int] | None = None  # low <= id < high
@@ -334,7 +330,7 @@ def is_llama(config: ModelConfig) -> bool:
     """Return whether `llama_of` can copy such a model."""
     is_one = (config.norm, config.mlp) == ("rms", "swiglu") and config.position != "learned"
     added = config.qk_norm, config.extra_embeddings, config.head_size, config.context_size
-    return is_one and not (config.position_table or config.sliding_layers or any(added))
+    return is_one and not any((*added, config.position_table, config.sliding_layers))
 
 
 def llama_of(model: Transformer) -> LlamaForCausalLM:

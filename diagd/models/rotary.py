@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from diagd.models.config import ModelConfig
 from diagd.system import check_memory
 
-_YARN_BETA_FAST, _YARN_BETA_SLOW = 4, 1  # the values of the released Cosmos configs
+_YARN_BETAS = 1, 4  # slow and fast, the values of the released Cosmos configs
 
 
 def grid_coordinates(config: ModelConfig, positions: Tensor) -> Tensor:
@@ -35,7 +35,6 @@ def grid_coordinates(config: ModelConfig, positions: Tensor) -> Tensor:
 
 
 def first_grid_token(config: ModelConfig) -> int:
-    """Return the position from which on coordinates are counted."""
     actions = config.num_action_tokens if config.position == "rope2d" else 0
     return config.prefix_length + actions
 
@@ -46,14 +45,13 @@ def rotary_frequencies(config: ModelConfig, size: int, original_extent: int) -> 
     frequencies = config.rope_step * config.rope_theta**-exponents
     if config.yarn_factor == 1.0:
         return frequencies
-    high = 2 * math.pi * _YARN_BETA_FAST / original_extent
-    low = 2 * math.pi * _YARN_BETA_SLOW / original_extent
+    low, high = (2 * math.pi * beta / original_extent for beta in _YARN_BETAS)
     keep = ((frequencies - low) / (high - low)).clamp(0, 1)
     return frequencies * ((1 - keep) / config.yarn_factor + keep)
 
 
 def rotary_frequencies_3d(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """Return radians a frame, and radians a row or column, of the planes that belong to each."""
+    """Return radians a frame, and radians a row or column."""
     space_dim = config.head_dim // 6 * 2
     time = rotary_frequencies(config, config.head_dim - 2 * space_dim, config.yarn_frames)
     return time, rotary_frequencies(config, space_dim, config.yarn_height)

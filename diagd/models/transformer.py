@@ -59,13 +59,12 @@ class Block(nn.Module):
 
 
 def _embedding(rows: int, size: int) -> nn.Embedding:
-    """Not filled on the meta device, where `normal_` imports `torch._dynamo`, for seconds."""
-    weight = torch.empty(rows, size)
+    weight = torch.empty(rows, size)  # on the meta device `normal_` imports Dynamo, for seconds
     return nn.Embedding(rows, size, _weight=weight if weight.is_meta else None)
 
 
 class DecoderStack(nn.Module):
-    """Embedding, blocks and final norm: everything below the output layer."""
+    """Embedding, blocks and final norm, under the names that weights have; it is not called."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -77,31 +76,10 @@ class DecoderStack(nn.Module):
         self.position_table = PositionTable(config) if config.position_table else None
         self.layers = nn.ModuleList([Block(config, layer) for layer in range(config.num_layers)])
         self.norm = make_norm(config)
-        self.sliding_layers = config.sliding_layers
 
     @property
     def blocks(self) -> list[Block]:
         return [layer for layer in self.layers if isinstance(layer, Block)]
-
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        slots: Tensor | None,
-        visible: Visible,
-        near: Visible,
-        cache: StaticKVCache | None,
-        text: Text | None,
-    ) -> Tensor:
-        x = self.embed_tokens(tokens)
-        if self.embed_positions is not None:
-            x = x + self.embed_positions(positions)
-        rotary = None if self.rotary is None else self.rotary(positions, x.dtype)
-        table = None if self.position_table is None else self.position_table(positions, x.dtype)
-        for index, layer in enumerate(self.layers):
-            seen = near if index in self.sliding_layers else visible
-            x = layer(x if table is None else x + table, rotary, slots, seen, cache, text)
-        return x
 
 
 _INIT_STD = 0.02
@@ -138,8 +116,7 @@ class Transformer(
     ) -> "Transformer":
         """Build a model with seeded random weights, which repeat on one kind of device.
 
-        Matrices are normal with std 0.02, those that write to the residual stream scaled by
-        1/sqrt(2 * num_layers); norms are one, biases zero.
+        Matrices that write to the residual stream are smaller; norms are one, biases zero.
         """
         with torch.device("meta"):
             model = cls(config)
@@ -201,16 +178,26 @@ class Transformer(
         # one by one: torch.compile keeps what stands in a record that is made while it traces
         text = text if cache is None else cache.text
         visible, near = self._masks(visible, positions, slots, cache)
-        hidden = self.model(tokens, positions, slots, visible, near, cache, text)
+        stack = self.model
+        hidden = stack.embed_tokens(tokens)
+        if stack.embed_positions is not None:
+            hidden = hidden + stack.embed_positions(positions)
+        dtype, table = hidden.dtype, stack.position_table
+        rotary = None if stack.rotary is None else stack.rotary(positions, dtype)
+        added = None if table is None else table(positions, dtype)
+        for index, layer in enumerate(stack.layers):
+            seen = near if index in self.config.sliding_layers else visible
+            hidden = hidden if added is None else hidden + added
+            hidden = layer(hidden, rotary, slots, seen, cache, text)
         if isinstance(logits_to_keep, Tensor):
             hidden = hidden[:, logits_to_keep]
         elif logits_to_keep:
             hidden = hidden[:, -logits_to_keep:]
-        hidden = self.model.norm(hidden)
+        hidden = stack.norm(hidden)
         if self.head_proj is not None:
             hidden = F.gelu(self.head_proj(hidden))
         if self.lm_head is None:
-            return F.linear(hidden, self.model.embed_tokens.weight)
+            return F.linear(hidden, stack.embed_tokens.weight)
         return self.lm_head(hidden)
 
     def _masks(
@@ -282,6 +269,5 @@ def shape_of(config: ModelConfig, device: torch.device) -> ModelShape:
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Count the weights of a model of this shape, without making one."""
     with torch.device("meta"):
         return sum(weight.numel() for weight in Transformer(config).parameters())

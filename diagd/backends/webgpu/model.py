@@ -4,14 +4,15 @@ The shaders (`decoder.wgsl`) take a step in 4 * layers + 3 dispatches, activatio
 they draw stays on the device: `Buffers.tokens` fetches it when somebody reads it.
 """
 
-import struct
+import ctypes
 from collections.abc import Iterator
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from diagd.backends.native.boundary import rules_of
+from diagd.backends.native.boundary import FLOAT, INT, fields, rules_of
 from diagd.backends.webgpu.device import OWN, UNIFORM, Workspace, bytes_of, open_device
 from diagd.backends.webgpu.shader import (
     TILES,
@@ -29,23 +30,13 @@ from diagd.models.transformer import Transformer, shape_of
 FIELDS = 10  # of a lane before the cosines and sines of its position, as in the shader
 
 
-class Task(NamedTuple):
-    """One step as the shaders read it: the fields of their `Step`."""
+class Task(ctypes.Structure):
+    """One step as the shaders read it: their `Step`."""
 
-    lanes: int
-    rows: int
-    keep: int
-    reach: int
-    slots: int
-    stride: int
-    held: int
-    first: int
-    mask: int
-    capacity: int = 0
-    top_k: int = 0
-    exclusive_top_p: int = 0
-    temperature: float = 0.0
-    top_p: float = 1.0
+    _fields_ = fields(
+        (INT, "lanes rows keep reach slots stride held first mask capacity top_k exclusive_top_p"),
+        (FLOAT, "temperature top_p"),
+    )
 
 
 class Batch(NamedTuple):
@@ -62,15 +53,16 @@ class Batch(NamedTuple):
 
     def records(self) -> bytes:
         """Return the tasks as the shaders read them, each `UNIFORM` bytes behind the one before."""
-        whole = (task._replace(capacity=self.capacity) for task in self.tasks)
-        return b"".join(struct.pack("<12I2f", *task).ljust(UNIFORM, b"\0") for task in whole)
+        for task in self.tasks:
+            task.capacity = self.capacity
+        return b"".join(bytes(task).ljust(UNIFORM, b"\0") for task in self.tasks)
 
 
 class WebGPUCache:
     """Keys and values on the device, and the buffers that a stream's dispatches share."""
 
     def __init__(self, model: "WebGPUModel", batch_size: int, num_slots: int) -> None:
-        self.model, self.batch_size, self.num_slots = model, batch_size, num_slots
+        self.model, self.num_slots = model, num_slots
         self.positions = torch.zeros(num_slots, dtype=torch.int64)  # as `forward` wrote them
         config, device = model.config, model.device_used
         size = 8 * batch_size * config.num_kv_heads * num_slots * config.head_dim
@@ -111,9 +103,8 @@ class Recorded:
 
     def fits(self, step: Step) -> bool:
         """Whether another step may follow in the same submission."""
-        slots = step.buffers
-        same = torch.equal(self.held, slots.held) and torch.equal(self.fed_at, slots.fed_at)
-        return self.step is step and same
+        same = torch.equal(self.held, step.buffers.held)
+        return self.step is step and same and torch.equal(self.fed_at, step.buffers.fed_at)
 
     def submit(self) -> None:
         """Run all steps in one submission, and fetch the tokens."""
@@ -135,8 +126,7 @@ class Recorded:
         state = [tokens.flatten(), held, self.fed_at, seeds.flatten()]
         tasks, first = [], 0
         for one, reach in self.steps:
-            task = model.task(batch, one.shape[1], slots, slots, reach)
-            tasks.append(task._replace(first=first, **rules))
+            tasks.append(model.task(batch, one.shape[1], slots, slots, reach, first=first, **rules))
             first += one.shape[1] * model.lane
         memory = torch.cat([part.to(torch.int32) for part in state])
         model.submit(cache, Batch(tasks, model.lanes_of(fields, lanes.positions), memory, True))
@@ -152,11 +142,10 @@ class WebGPUModel(CausalModel):
     def __init__(self, model: Transformer, int8: bool = False) -> None:
         dtype = torch.int8 if int8 else model.dtype
         check_shape(model.config, dtype)
-        self.config, self.dtype = model.config, model.dtype
+        self.config = model.config
         self.device_used = open_device()
         self.lane = FIELDS + model.config.head_dim
         self._rotary = model.model.rotary
-        self._shape = shape_of(model.config, torch.device("cpu"))
         self.weights = {
             name: [self.device_used.upload(part) for part in weights]
             for name, weights in weights_of(model, dtype).items()
@@ -165,9 +154,9 @@ class WebGPUModel(CausalModel):
         self.codes = {rows: f"const ROWS = {rows}u;\n{code}" for rows in TILES}
         self.row_floats, self._dispatches = row_floats(self.config), dispatches_of(self.config)
 
-    @property
+    @cached_property
     def shape(self) -> ModelShape:
-        return self._shape
+        return shape_of(self.config, torch.device("cpu"))
 
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
@@ -181,7 +170,6 @@ class WebGPUModel(CausalModel):
         return WebGPUBuffers(plain.tokens, plain.held, plain.fed_at, plain.seeds, plain.cache)
 
     def make_step(self, step: Step) -> StepFunction:
-        """Return what records a plain step; whoever reads tokens has it submitted."""
         buffers = step.buffers
         if not step.is_plain or not isinstance(buffers, WebGPUBuffers):
             return step.run
@@ -214,8 +202,8 @@ class WebGPUModel(CausalModel):
         zero = torch.zeros_like(slots)
         at = zero if self.relative_positions else positions
         fields = [at, slots, torch.arange(lanes), *[zero] * 7]
-        task = self.task(batch, lanes, cache.num_slots, lanes, visible.shape[1])
-        task = task._replace(keep=keep, mask=lanes * self.lane)
+        task = self.task(batch, lanes, cache.num_slots, lanes, visible.shape[1], top_p=1.0)
+        task.keep, task.mask = keep, lanes * self.lane
         cache.positions[slots] = positions
         far = positions[:, None] - cache.positions[: visible.shape[1]] >= self.config.sliding_window
         seen = torch.where(far, 1, 2) * visible
@@ -225,10 +213,10 @@ class WebGPUModel(CausalModel):
         logits = cache.workspace.read("arena", torch.float32, start, batch * keep * self.vocab_size)
         return logits.view(batch, keep, self.vocab_size)
 
-    def task(self, batch: int, lanes: int, slots: int, stride: int, reach: int) -> Task:
-        """Describe a step whose lanes stand first, and which draws greedily."""
-        rows = batch * lanes
-        return Task(lanes, rows, lanes, reach, slots, stride, batch * stride, 0, 0)
+    def task(
+        self, batch: int, lanes: int, slots: int, stride: int, reach: int, **rest: Any
+    ) -> Task:
+        return Task(lanes, batch * lanes, lanes, reach, slots, stride, batch * stride, **rest)
 
     def lanes_of(self, fields: list[Tensor], positions: Tensor) -> Tensor:
         """Return (L, 10 + head_dim) int32: fields (L,) int64, and how positions turn a head."""
@@ -240,7 +228,6 @@ class WebGPUModel(CausalModel):
         return torch.cat([torch.stack(fields, 1).int(), turns.view(torch.int32)], 1)
 
     def submit(self, cache: WebGPUCache, batch: Batch) -> None:
-        """Upload what the steps read, and submit them."""
         space, device = cache.workspace, self.device_used
         lanes, memory = bytes_of(batch.lanes), bytes_of(batch.memory)
         arena = 4 * batch.capacity * self.row_floats
@@ -258,7 +245,6 @@ class WebGPUModel(CausalModel):
         device.queue.submit([encoder.finish()])
 
     def dispatches(self, task: Task, draws: bool) -> Iterator[tuple[str, str, list[int]]]:
-        """Yield the dispatches of a step: entry points, weights, and numbers of workgroups."""
         tile, kept = tile_of(task.rows), task.rows // task.lanes * task.keep
         sizes = {"rows": task.rows, "tiles": -(-task.rows // tile), "kept": -(-kept // tile)}
         for entry, weights, groups in self._dispatches[: None if draws else -1]:

@@ -81,8 +81,6 @@ def shader_of(config: ModelConfig, dtype: torch.dtype) -> str:
 
 
 class Dispatch(NamedTuple):
-    """One dispatch of a step."""
-
     entry: str
     weights: str
     groups: tuple[int | str, int | str]  # numbers, the `rows` of a step, `tiles` of all or `kept`
@@ -110,15 +108,12 @@ def dispatches_of(config: ModelConfig) -> list[Dispatch]:
 
 def row_floats(config: ModelConfig) -> int:
     """Return the floats of activations for each row; logits stand last."""
-    heads, size = config.num_heads, config.head_dim
-    projected = (heads + 2 * config.num_kv_heads + heads) * size
-    stream = (2 + heads) * config.hidden_size
+    projected = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
+    stream = (2 + config.num_heads) * config.hidden_size
     return stream + projected + config.intermediate_size + config.vocab_size
 
 
-class Weights(NamedTuple):
-    """The weights that one dispatch multiplies."""
-
+class Weights(NamedTuple):  # that one dispatch multiplies
     matrix: Tensor  # (K / 4, N, 4): four weights of an output stand together
     vector: Tensor  # float32, what is added, and more (see the shader)
 
