@@ -43,10 +43,7 @@ def device_of(name: str) -> torch.device:
         raise ValueError(f"device must look like cpu, cuda or cuda:0, got {name!r}") from None
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be cpu or cuda, got {name!r}")
-    if device.type == "cuda" and (
-        not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()
-    ):
-        raise ValueError(
-            f"device {name!r} is not available: {torch.cuda.device_count()} CUDA devices"
-        )
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ValueError(f"device {name!r} is not available: {count} CUDA devices")
     return device

@@ -1,9 +1,7 @@
 """Merge a model's matrix products for decoding with PyTorch's kernels, and pack them on the CPU.
 
-A decoding step has few lanes, so it is bound by reading weights and by the number of calls.
-Queries, keys and values become one product, so do gate and up. On the CPU `F.linear` reorders a
-weight for oneDNN on every call or takes a slower kernel; packing reorders it once (docs/log.md).
-For inference only: the result has no gradients, and cannot be moved or cast.
+A step of few lanes is bound by reading weights and by the number of calls. On the CPU `F.linear`
+reorders a weight for oneDNN on every call; packing does it once (docs/log.md). For inference only.
 """
 
 from collections.abc import Callable
@@ -18,7 +16,6 @@ from diagd.models.transformer import Transformer
 
 
 def can_pack(model: Transformer) -> bool:
-    """Tell whether oneDNN multiplies such a model's packed weights where they are."""
     return model.device.type == "cpu" and multiplies_packed(model.dtype)
 
 
@@ -73,14 +70,11 @@ class MergedLinear(nn.Module):
 
 
 def merge_linears(model: Transformer, pack: bool) -> Transformer:
-    """Merge the model's projections, in place, for inference only.
-
-    A tied output layer stays as it is: it is the embedding table.
+    """Merge the model's projections, in place, but not a tied output layer.
 
     Args:
         pack: keep all weights in oneDNN's order, for eager runs where `can_pack` (`torch.compile`
-            packs by itself). In float32 the plain weights stay beside them: they are faster for a
-            single lane, and raster should not be slowed down.
+            packs by itself). In float32 the plain ones, faster for a single lane, stay beside them.
     """
     for module in list(model.modules()):
         for merged, names in getattr(module, "mergeable", {}).items():
@@ -102,8 +96,6 @@ def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Int8Linear(nn.Module):
-    """A linear layer, its weight rounded."""
-
     bias: Tensor | None
 
     def __init__(self, layer: nn.Linear | MergedLinear) -> None:
@@ -119,10 +111,7 @@ class Int8Linear(nn.Module):
 
 
 def int8_companion(device: torch.device) -> torch.dtype:
-    """Return the type of all but the rounded weights: bfloat16 where the device multiplies it.
-
-    Never float16, in which sums over 8-bit integers would overflow.
-    """
+    """Return the type of all but the rounded weights; in float16 sums of integers overflow."""
     return torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
 
 

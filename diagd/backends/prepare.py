@@ -38,17 +38,13 @@ def prepare(
     """Bring a model into the form that a backend runs; the model given is used up.
 
     Args:
-        backend: `auto` on CUDA is `triton` (captured steps, with our kernels), or `cuda-graph`
-            (with PyTorch's) where there is no Triton for this GPU and model; on the CPU the faster
-            of `native` (our kernels) and `eager` (PyTorch's), see `time_candidates`. Where our
-            kernels are found not to work, it is PyTorch's, with a warning.
-        int8: Round the weights to 8 bits, which on the CPU only `native` and `webgpu` can run.
+        backend: `auto` on CUDA is `triton`, or `cuda-graph` where there is no Triton for this GPU
+            and model; on the CPU the faster of `native` and `eager`, see `time_candidates`. Where
+            our kernels are found not to work, it is PyTorch's, with a warning.
+        int8: round the weights to 8 bits, which on the CPU only `native` and `webgpu` can run.
 
     Returns:
         The model, and the backend that `auto` became.
-
-    Raises:
-        ValueError: An unknown backend, or one that cannot run this model here.
     """
     if backend not in get_args(Backend):
         raise ValueError(f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}")
@@ -69,9 +65,7 @@ def prepare(
 _say_once = cache(logger.warning)
 
 
-class Candidate(NamedTuple):
-    """A candidate to run a model's steps on this CPU, and the time of two of its layers."""
-
+class Candidate(NamedTuple):  # to run a model's steps on this CPU
     backend: Backend
     dtype: DTypeName
     times: StepTimes
@@ -89,8 +83,8 @@ NATIVE_DTYPES = torch.float32, torch.bfloat16  # of models that our kernels run
 def time_candidates(config: ModelConfig) -> list[Candidate]:
     """Return what can run a model of this shape on the CPU, timed now or when it first was.
 
-    What cannot run here is no candidate. Times are of two layers, or of the bundled world's where
-    the model is large; they are kept for the kernels, this torch, its threads and its limits.
+    Times are of two layers, or of the bundled world's where the model is large; they are kept for
+    the kernels, this torch, its threads and its limits.
     """
     shape = shape_to_time(config)
     path = cache_folder() / f"steps-{_digest_of(shape)}.json"
@@ -153,8 +147,8 @@ def _best(model: Transformer, int8: bool) -> Backend:
         return "triton" if why_not(model) is None else "cuda-graph"
     if model.dtype not in NATIVE_DTYPES or not has_kernels(model.config):
         return "eager"
-    of_dtype = [one for one in time_candidates(model.config) if dtype_of(one.dtype) == model.dtype]
-    found = [one for one in of_dtype if (one.dtype == "int8") == int8]
+    name = "int8" if int8 else str(model.dtype).removeprefix("torch.")
+    found = [one for one in time_candidates(model.config) if one.dtype == name]
     if all(one.backend != "native" for one in found):
         return "native"  # it fails, and says why
     return min(found, key=lambda one: one.times.cost).backend

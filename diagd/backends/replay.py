@@ -1,13 +1,11 @@
 """Steps that are compiled by `torch.compile`, or captured as CUDA graphs and replayed.
 
-`Compiled(model)` and `Captured(model)` decode as the model does, token for token. Its `forward` and
-`sample` may not wait for the device or branch on data.
+Models decode the same tokens; their `forward` and `sample` may not wait or branch on data.
 
-A graph works in the memory that it was captured over, so graphs stay with those buffers, which
-outlive their stream: the model's next stream that fits takes them over, and replays from its first
-step on. One set of buffers waits, never more. All graphs of a device are captured on one stream,
-since cuBLAS keeps tens of megabytes for each that it has seen, and share one pool for what lies
-between kernels.
+A graph works in the memory that it was captured over, so graphs stay with those buffers, of which
+one set outlives its stream: the model's next stream that fits takes them over, and replays from its
+first step on. All graphs of a device are captured on one stream, since cuBLAS keeps tens of
+megabytes for each that it has seen, and share one pool for what lies between kernels.
 """
 
 import dataclasses
@@ -43,10 +41,7 @@ class Compiled(ModelWrapper[Behind]):
 
 
 class Captured(ModelWrapper[Behind]):
-    """A model on CUDA whose steps are captured, if `compiled` after `torch.compile` fused them.
-
-    Replaying one is one launch for all its kernels.
-    """
+    """A model on CUDA whose steps are captured, if `compiled` after `torch.compile` fused them."""
 
     def __init__(self, model: Behind, compiled: bool = False) -> None:
         if model.device.type != "cuda":
@@ -66,7 +61,6 @@ class Captured(ModelWrapper[Behind]):
         return self._capture_seconds
 
     def make_buffers(self, batch_size: int, num_slots: int, context: Tensor | None) -> Buffers:
-        """Take over the buffers that wait, where they fit, or allocate."""
         kept, self._waiting = self._waiting, None
         if kept is None or not self._renew(kept[0], batch_size, num_slots, context):
             kept = None  # gone before others are allocated: the memory may not hold two
@@ -177,16 +171,10 @@ def compile_for_one_shape(function: FunctionType) -> Callable[..., None]:
     """Return a function that does the same, compiled when it is first called, for one shape only.
 
     Compiled code stays with the code of a function for ever, and the ninth shape of a function is
-    an error. So every shape has a function of its own, whose code goes with it. Nothing of a call's
-    arguments is kept. What cannot be compiled is a ValueError of one line when it is called.
+    an error. So every shape has a function of its own, whose code goes with it.
     """
-    own = FunctionType(
-        function.__code__.replace(),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
+    bound = function.__name__, function.__defaults__, function.__closure__
+    own = FunctionType(function.__code__.replace(), function.__globals__, *bound)
     options: dict[str, Any] = {"triton.cudagraphs": False}
     compiled = torch.compile(own, fullgraph=True, dynamic=False, options=options)
 

@@ -1,36 +1,21 @@
 """Time steps of models of one shape side by side: one lane, as in raster order, and a diagonal's.
 
-What runs a model is chosen by this (`prepare.py`), and which build of our kernels is kept
-(`native/library.py`). Models take turns, so a machine that slows down slows all of them; PyTorch's
-come last, for its threads spin on the cores for a while after they have computed.
+Models take turns, so a machine that slows down slows all of them; PyTorch's come last, for its
+threads spin on the cores for a while after they have computed.
 """
 
 import dataclasses
+import json
 import time
 from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from importlib.resources import files
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from diagd.decoding.model import CausalModel
 from diagd.models.config import ModelConfig
 
-REFERENCE = ModelConfig(  # the bundled world's, but for the number of layers
-    hidden_size=320,
-    intermediate_size=896,
-    num_layers=2,
-    num_heads=5,
-    num_kv_heads=5,
-    head_dim=64,
-    vocab_size=4108,
-    image_vocab_size=4096,
-    max_positions=2695,
-    grid_height=14,
-    grid_width=24,
-    num_action_tokens=1,
-    bias=True,
-    position="rope3d",
-)
 MAX_SIZE = 2**24  # of a layer's widths: of a larger one no copy is made to be timed
 Name = TypeVar("Name", bound=str)
 MIN_ROUNDS, SECONDS, TURN = 3, 0.5, 0.01
@@ -48,19 +33,20 @@ class StepTimes(NamedTuple):
         return (self.raster_ms * self.diagonal_ms) ** 0.5
 
 
+def _two_layers_of(config: ModelConfig) -> ModelConfig:
+    plain: dict[str, Any] = dict.fromkeys(("context_size", "sliding_window"), 0)
+    plain |= {"position_table": False, "sliding_layers": ()}
+    return dataclasses.replace(config, num_layers=min(2, config.num_layers), **plain)
+
+
+_BUNDLED = files("diagd").joinpath("assets/doom/config.json").read_text(encoding="utf-8")
+REFERENCE = _two_layers_of(ModelConfig.from_dict(json.loads(_BUNDLED)))
+
+
 def shape_to_time(config: ModelConfig) -> ModelConfig:
     """Return two layers of a model, or `REFERENCE` where they are too large to be made for this."""
-    if config.hidden_size * (config.intermediate_size + config.vocab_size) > MAX_SIZE:
-        return REFERENCE
-    layers = min(2, config.num_layers)
-    return dataclasses.replace(
-        config,
-        num_layers=layers,
-        context_size=0,
-        position_table=False,
-        sliding_window=0,
-        sliding_layers=(),
-    )
+    is_large = config.hidden_size * (config.intermediate_size + config.vocab_size) > MAX_SIZE
+    return REFERENCE if is_large else _two_layers_of(config)
 
 
 def time_steps(config: ModelConfig, models: Mapping[Name, CausalModel]) -> dict[Name, StepTimes]:

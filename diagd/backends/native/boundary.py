@@ -1,8 +1,6 @@
 """The boundary to C++: records, as both sides see them, and checks before memory is read.
 
-The kernels read as many numbers as a record promises, so what comes from outside is held against
-the promise first: a look at shapes and types, a few microseconds. Indices are checked by the
-kernels themselves, before they write anything.
+The kernels read as many numbers as a record promises, and check indices before they write.
 """
 
 import ctypes
@@ -21,7 +19,6 @@ MAX_ROWS = 2**17  # lanes of all batch rows in a step: their activations have to
 
 
 def fields(*groups: tuple[type, str]) -> list[tuple[str, type]]:
-    """Spell out the fields of a record, whose names stand together by type."""
     return [(name, kind) for kind, names in groups for name in names.split()]
 
 
@@ -40,7 +37,8 @@ def address(memory: Tensor | ctypes.Array | None) -> int | None:
     return memory.data_ptr() if isinstance(memory, Tensor) else ctypes.addressof(memory)
 
 
-# Records of csrc/records.h under their names there (a layer: LayerWeights), and of csrc/packing.h
+# Records of csrc/records.h (a layer: LayerWeights) and csrc/packing.h, under their names there but
+# for what a `ModelConfig` has another name for
 
 
 class LayerRecord(Record):
@@ -54,10 +52,10 @@ class LayerRecord(Record):
 
 class ModelRecord(Record):
     _fields_ = fields(
-        (INT, "hidden intermediate layers heads kv_heads head_dim vocab rms gated"),
-        (INT, "num_embeddings max_positions prefix actions grid_width grid_tokens head_size"),
-        (INT, "sliding_window"),
-        (FLOAT, "eps"),
+        (INT, "hidden_size intermediate_size num_layers num_heads num_kv_heads head_dim"),
+        (INT, "vocab_size rms gated num_embeddings max_positions prefix num_action_tokens"),
+        (INT, "grid_width tokens_per_frame head_size sliding_window"),
+        (FLOAT, "norm_eps"),
         (POINTER, "embeddings head positions frequencies axes norm norm_bias"),
         (POINTER, "head_scale head_bias head_proj head_proj_scale head_proj_bias weights"),
     )
@@ -145,16 +143,16 @@ def check_draw(logits: Tensor, draw: Draw) -> None:
 
 def check_space(buffers: Buffers, ranges: ValidRanges, vocab: int) -> None:
     """Raise ValueError unless these are tokens (B, S), two (S,) and seeds (B,) in memory."""
-    tokens, held, fed_at, seeds = buffers.tokens, buffers.held, buffers.fed_at, buffers.seeds
-    given = tokens, held, fed_at, seeds
-    _check_int64(tokens=tokens, held=held, fed_at=fed_at, seeds=seeds)
+    given = {name: getattr(buffers, name) for name in ("tokens", "held", "fed_at", "seeds")}
+    _check_int64(**given)
+    tokens, held, fed_at, seeds = given.values()
     _check_shapes(
         tokens.ndim == 2
         and held.shape == fed_at.shape == tokens.shape[-1:]
         and seeds.shape == tokens.shape[:1]
-        and all(one.is_contiguous() for one in given),
+        and all(one.is_contiguous() for one in given.values()),
         "tokens must be (B, S), held and fed_at (S,), seeds (B,), all contiguous",
-        *given,
+        *given.values(),
     )
     if ranges.by_place is not None:
         _check_int64(by_place=ranges.by_place)

@@ -23,8 +23,7 @@ def find_compiler() -> str | None:
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
-def own_flags() -> list[str]:
-    """Return the flags in $DIAGD_CXXFLAGS: for sanitizers, or for another processor."""
+def own_flags() -> list[str]:  # for sanitizers, or for another processor
     return shlex.split(os.environ.get("DIAGD_CXXFLAGS", ""))
 
 
@@ -35,7 +34,7 @@ def zig() -> list[str] | None:
 
 
 def build(target: Path, compiler: list[str]) -> None:
-    """Build the kernels as `target` by a command, or raise OSError with how that failed."""
+    """Build the kernels as `target`, or raise OSError with how that failed."""
     complaint = f"{' '.join(compiler)} could not build the kernels"
     sources = map(str, sorted(SOURCES.glob("*.cpp")))
     run_to_end([*compiler, *_flags(), *sources, "-o", str(target)], complaint)
@@ -69,8 +68,7 @@ def run_to_end(command: list[str], complaint: str) -> str:
                 process.kill()
             raise OSError(f"{complaint}: not done after {TIMEOUT:g} seconds") from None
     if run.returncode:
-        said = [line.strip() for line in text.splitlines() if line.strip()]
-        status = run.returncode
+        status, said = run.returncode, [line.strip() for line in text.splitlines() if line.strip()]
         ended = f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
         errors = [line for line in said if "error" in line.lower()]
         raise OSError(f"{complaint}: {(errors or said or [ended])[0]}")

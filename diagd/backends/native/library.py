@@ -1,14 +1,12 @@
 """The kernels that are used here: the fastest of those that pass their test, kept in a cache.
 
-Prebuilt variants are the same sources, compiled for other instructions: a wheel for a platform has
-those of its kind of processor (`runs/wheels.py` makes them), a source checkout none. Candidates are
-the best variant that the processor runs, what the compiler at hand builds, and, where that is not
-clearly faster than PyTorch or there is none, what Zig builds. Each passes `self_test`, in a process
-of its own, which times it; the fastest gets its name in the cache in one move:
-`kernels-CHOICE-NAME-DIGEST.so`: the candidates there were, which of them this is, and the SHA-256
-of the file. So whatever bears a digest that is its own is whole and trusted, and nothing is tried
-again. `kernels-CHOICE.json` beside it lists how the candidates did. Where several processes come at
-the same time, one chooses and the others wait for it.
+Candidates are the best prebuilt variant that the processor runs (`runs/wheels.py` makes them for
+wheels), what the compiler at hand builds, and, where that is not clearly faster than PyTorch or
+there is none, what Zig builds. Each passes `self_test`, in a process of its own, which times it;
+the fastest gets its name in the cache in one move, `kernels-CHOICE-NAME-DIGEST.so`: the candidates
+there were, which of them this is, and the SHA-256 of the file. So what bears its own digest is
+whole and trusted. `kernels-CHOICE.json` beside it lists how the candidates did. Where several
+processes come at the same time, one chooses and the others wait for it.
 """
 
 import ctypes
@@ -93,18 +91,20 @@ def find_or_make() -> Path:
         if (kept := find_kept()) is not None:  # another process has made them meanwhile
             return kept
         for name, path in _prebuilt().items():
-            if "times" in _try(tried, name, Path(scratch), path):
+            tried[name] = _try(Path(scratch), name, path)
+            if "times" in tried[name]:
                 break
             logger.warning("%s: trying the next best", tried[name]["problem"])
         if (compiler := find_compiler()) is not None:
-            _try(tried, BUILT, Path(scratch), [compiler])
-        if (command := zig()) and not any(map(_is_fast, tried.values())):
-            _try(tried, ZIG, Path(scratch), command)
-        passed = {name: one["times"]["ours"] for name, one in tried.items() if "times" in one}
-        if not passed:
+            tried[BUILT] = _try(Path(scratch), BUILT, [compiler])
+        pairs = [(one["ours"], one["pytorch"]) for one in _times(tried).values()]
+        gains = [theirs.diagonal_ms / ours.diagonal_ms for ours, theirs in pairs]
+        if (command := zig()) and max(gains, default=0) < CLEARLY_FASTER:
+            tried[ZIG] = _try(Path(scratch), ZIG, command)
+        if not (passed := _times(tried)):
             made = [tried[name]["problem"] for name in (ZIG, BUILT) if name in tried]
             raise OSError((made or ["no C++ compiler found (set CXX, or install g++)"])[-1])
-        best = min(passed, key=lambda name: StepTimes(*passed[name]).cost)
+        best = min(passed, key=lambda name: passed[name]["ours"].cost)
         fresh = Path(scratch) / f"{best}.so"
         target = folder / f"kernels-{_choice()}-{best}-{_digest(fresh.read_bytes())}.so"
         os.replace(fresh, target)
@@ -112,10 +112,8 @@ def find_or_make() -> Path:
     return target
 
 
-def _try(
-    tried: dict[str, dict[str, Any]], name: str, scratch: Path, made_of: Path | list[str]
-) -> dict[str, Any]:
-    """Test and time prebuilt kernels, or what a compiler makes now: their `times` or `problem`."""
+def _try(scratch: Path, name: str, made_of: Path | list[str]) -> dict[str, Any]:
+    """Test and time prebuilt kernels, or what a compiler makes now."""
     fresh = scratch / f"{name}.so"
     test = [sys.executable, "-m", "diagd.backends.native.self_test", str(fresh)]
     try:
@@ -126,17 +124,14 @@ def _try(
             build(fresh, made_of)
             origin = f"the kernels that {' '.join(made_of)} built"
         output = run_to_end(test, f"{origin} fail their test")
-        tried[name] = {"times": json.loads(output.splitlines()[-1])}
+        times = json.loads(output.splitlines()[-1])
+        return {"times": {whose: StepTimes(*each) for whose, each in times.items()}}
     except OSError as error:
-        tried[name] = {"problem": str(error)}
-    return tried[name]
+        return {"problem": str(error)}
 
 
-def _is_fast(candidate: dict[str, Any]) -> bool:
-    if "times" not in candidate:
-        return False
-    diagonal = {name: StepTimes(*one).diagonal_ms for name, one in candidate["times"].items()}
-    return diagonal["ours"] * CLEARLY_FASTER <= diagonal["pytorch"]
+def _times(tried: dict[str, dict[str, Any]]) -> dict[str, dict[str, StepTimes]]:
+    return {name: one["times"] for name, one in tried.items() if "times" in one}
 
 
 def candidates_tried() -> dict[str, dict[str, Any]]:
@@ -155,7 +150,6 @@ def find_kept() -> Path | None:
 
 
 def say_origin() -> str:
-    """Describe where the kernels that are used come from."""
     name = find_or_make().stem.split("-")[2]
     makers = {BUILT: find_compiler(), ZIG: "Zig"}
     return f"built here by {makers[name]}" if name in makers else f"prebuilt for {name}"

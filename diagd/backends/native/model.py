@@ -1,8 +1,7 @@
-"""Decode a Transformer with our own C++ kernels: one call a step, for CPUs.
+"""Decode a Transformer with our own C++ kernels: one call a step, for CPUs (`csrc/decoder.cpp`).
 
-At a few lanes a step, PyTorch spends more time between kernels than in them, and its float32
-products of 2 to 16 rows read memory at half its speed (docs/log.md). `NativeModel` runs all layers
-in one call (`csrc/decoder.cpp`). Outputs do not depend on how many lanes share a step.
+At a few lanes a step, PyTorch spends more time between kernels than in them (docs/log.md). Outputs
+do not depend on how many lanes share a step.
 """
 
 import ctypes
@@ -62,10 +61,9 @@ class NativeCache:
 class NativeModel(CausalModel):
     """A `Transformer` behind the same protocol, on the CPU, its weights copied and packed.
 
-    Activations are float32 whatever the weights are. With int8, all products are of whole numbers:
-    weights with one scale for each output (the largest magnitude becomes 127), activations of 7
-    bits with one for each lane, keys and values of 12 bits (`csrc/integers.h`). That is for speed,
-    at some loss, and computes the same bits on every processor.
+    Activations are float32. With int8, products are of whole numbers, the same bits on every
+    processor: weights with a scale for each output, activations of 7 bits with one for each lane,
+    keys and values of 12 bits (`csrc/integers.h`).
     """
 
     def __init__(
@@ -75,10 +73,7 @@ class NativeModel(CausalModel):
         use_up: bool = False,
         library: ctypes.CDLL | None = None,
     ) -> None:
-        """Pack the weights of a model, which `use_up` empties layer by layer.
-
-        Without kernels for the model it is a ValueError, without any for this machine an OSError.
-        """
+        """Pack the weights of a model, which `use_up` empties; OSError without kernels here."""
         if not has_kernels(model.config):
             raise ValueError(
                 "the native kernels have no cross-attention, position table or exact GELU in MLPs"
@@ -106,7 +101,6 @@ class NativeModel(CausalModel):
 
     @property
     def num_threads(self) -> int:
-        """Threads of a step that the calling thread takes."""
         return min(torch.get_num_threads(), self.max_threads)
 
     def make_cache(
@@ -117,7 +111,6 @@ class NativeModel(CausalModel):
         return NativeCache(self._laid_out, batch_size, num_slots)
 
     def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> SlotRule:
-        """Leave the mask to the kernels."""
         return SlotRule(steps, held, fed_at)
 
     def forward(
@@ -131,10 +124,7 @@ class NativeModel(CausalModel):
     ) -> Tensor:
         """Feed lanes in one call of the kernels; the logits are float32 rows of a wider buffer.
 
-        Raises:
-            ValueError: Arguments of another shape, dtype or device, a cache of another model or
-                batch, an index out of range, or too many lanes; no memory has been touched then.
-            MemoryError: There is not enough for the lanes and slots.
+        What does not fit is a ValueError before memory is touched, too many lanes a MemoryError.
         """
         check_step(tokens, positions, slots, visible)
         batch, lanes = tokens.shape
@@ -238,5 +228,4 @@ class NativeModel(CausalModel):
 
 
 def has_kernels(config: ModelConfig) -> bool:
-    """Return whether there are kernels for all layers of a model."""
     return not (config.context_size or config.position_table or config.mlp == "exact_gelu")

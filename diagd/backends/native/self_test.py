@@ -3,9 +3,8 @@
     python -m diagd.backends.native.self_test LIBRARY
 
 It runs in a process of its own, so that kernels which crash, or never end, are only kernels that
-failed. Exit code 0 is "passed", and the last line on stdout a JSON object of how long steps of
-`REFERENCE` take in float32: `ours` and `pytorch`, each of one lane and of a diagonal, in
-milliseconds. Else the last line on stderr says what differed.
+failed. The last line on stdout is a JSON object of the `StepTimes` of `REFERENCE` in float32,
+`ours` and `pytorch`; where something differed, the last one on stderr says what.
 """
 
 import ctypes
@@ -21,7 +20,7 @@ from diagd.backends.linears import can_pack, merge_linears
 from diagd.backends.native.model import NativeModel
 from diagd.backends.native.trained_attention import run_backward, run_forward, trained_mask
 from diagd.backends.native.weights import NativeDType
-from diagd.backends.step_times import REFERENCE, StepTimes, time_steps
+from diagd.backends.step_times import REFERENCE, time_steps
 from diagd.decoding.sampling import check_draws
 from diagd.models.attention import attend
 from diagd.models.config import ModelConfig
@@ -51,10 +50,8 @@ def check_kernels(library: ctypes.CDLL) -> None:
     plain = replace(by_head, norm="layer", mlp="gelu", bias=True, position="learned")
     for config in (gated, replace(plain, sliding_window=21, sliding_layers=(1,))):
         model = Transformer.random(config)
-        for weight in model.parameters():  # logits, attention and norms that are far from flat
-            weight.data = (
-                weight * 5 if weight.dim() > 1 else weight + torch.linspace(-0.2, 0.2, len(weight))
-            )
+        for one in model.parameters():  # logits, attention and norms that are far from flat
+            one.data = one * 5 if one.dim() > 1 else one + torch.linspace(-0.2, 0.2, len(one))
         for weights in get_args(NativeDType):
             native = NativeModel(model, weights, library=library)
             _compare_steps(model, native, TOLERANCE[weights])
@@ -97,16 +94,13 @@ def _compare_gradients(library: ctypes.CDLL) -> None:
             raise ValueError(f"attention or its gradients are {error:.2g} away in training")
 
 
-def time_kernels(library: ctypes.CDLL) -> dict[str, StepTimes]:
-    model = Transformer.random(REFERENCE)
-    times = time_steps(REFERENCE, {"ours": NativeModel(model, library=library)})
-    return times | time_steps(REFERENCE, {"pytorch": merge_linears(model, can_pack(model))})
-
-
 if __name__ == "__main__":
     try:
         kernels = ctypes.CDLL(sys.argv[1])
         check_kernels(kernels)
-        print(json.dumps(time_kernels(kernels)))
+        model = Transformer.random(REFERENCE)
+        times = time_steps(REFERENCE, {"ours": NativeModel(model, library=kernels)})
+        times |= time_steps(REFERENCE, {"pytorch": merge_linears(model, can_pack(model))})
+        print(json.dumps(times))
     except (ValueError, OSError, AttributeError) as error:
         sys.exit(str(error))

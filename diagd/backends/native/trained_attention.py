@@ -24,9 +24,7 @@ _most_threads = cache(usable_cores)
 SIDE = 32  # lanes of the blocks that are left out where nobody sees anybody
 
 
-class TrainedMask(NamedTuple):
-    """A mask as the kernels take it."""
-
+class TrainedMask(NamedTuple):  # as the kernels take it
     visible: Tensor  # (L, L) bool, True = lane q (row) may attend to lane r
     seen_by: Tensor  # (L, L) bool, its transpose, contiguous
     # (L / 32, L / 32) uint8, rounded up: of 32 x 32 pairs 0 none may attend, 1 some, 2 all
@@ -34,7 +32,6 @@ class TrainedMask(NamedTuple):
 
 
 def trained_mask(visible: Tensor) -> TrainedMask:
-    """Prepare a mask (L, L) bool."""
     spare = -len(visible) % SIDE
     padded = F.pad(visible, (0, spare, 0, spare)).unflatten(1, (-1, SIDE)).unflatten(0, (-1, SIDE))
     some, whole = padded.any(3).any(1), padded.all(3).all(1)
@@ -69,8 +66,7 @@ def masked_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Traine
         queries: (B, heads, L, D). keys, values: (B, kv_heads, L, D); kv_heads divides heads.
     """
     shapes = [tuple(one.shape) for one in (queries, keys, values)]
-    batch, heads, lanes, head_dim = shapes[0]
-    kv_heads = shapes[1][1]
+    (batch, heads, lanes, head_dim), kv_heads = shapes[0], shapes[1][1]
     if (
         shapes[1:] != [(batch, kv_heads, lanes, head_dim)] * 2
         or heads % kv_heads
@@ -136,18 +132,9 @@ def _forward(
 
 @torch.library.custom_op("diagd::masked_attention_gradients", mutates_args=())
 def _backward(
-    out_grad: Tensor,
-    out: Tensor,
-    masses: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    visible: Tensor,
-    seen_by: Tensor,
-    blocks: Tensor,
+    out_grad: Tensor, out: Tensor, masses: Tensor, given: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    mask = visible, seen_by, blocks
-    return run_backward(load_library(), out_grad, out, masses, queries, keys, values, *mask)
+    return run_backward(load_library(), out_grad, out, masses, *given)
 
 
 @_forward.register_fake
@@ -157,8 +144,8 @@ def _(queries: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @_backward.register_fake
-def _(*given: Tensor) -> tuple[Tensor, ...]:
-    return tuple(map(torch.empty_like, given[3:6]))
+def _(out_grad: Tensor, out: Tensor, masses: Tensor, given: list[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(map(torch.empty_like, given[:3]))
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -166,7 +153,8 @@ def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> N
 
 
 def _gradients(ctx: Any, out_grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return *_backward(out_grad.contiguous(), *ctx.saved_tensors), None, None, None
+    out, masses, *given = ctx.saved_tensors
+    return *_backward(out_grad.contiguous(), out, masses, given), None, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)

@@ -2,7 +2,7 @@
 
 They read a world where it lies (csrc/wasm/world.cpp), so its file is the memory that they expect:
 their records, with pointers of 32 bits counted from the beginning, what these point to, and at the
-end a list of where the pointers stand. Weights are those of `NativeWeights`, plans of `make_plan`.
+end a list of where the pointers stand.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ def _record(*groups: tuple[Any, str]) -> type[ctypes.Structure]:
     return type("Record", (ctypes.Structure,), {"_fields_": fields(*groups)})
 
 
-def _narrow(record: type[ctypes.Structure]) -> type[ctypes.Structure]:
+def _narrow(record: type[Record]) -> type[ctypes.Structure]:
     """Lay a record of the kernels out as a processor of 32 bits does."""
     pairs: Any = record._fields_
     return _record(*((Offset if kind is POINTER else kind, name) for name, kind in pairs))
@@ -149,7 +149,7 @@ def pack_world(model: Transformer, tokenizer: VQTokenizer, play: Play) -> bytes:
             high=play.ranges.high,
             by_place=memory.put(play.ranges.by_place),
         ),
-        model=_copy(Model, weights.record, weights, memory),
+        model=_copy(weights, weights.record, memory),
         prompt=memory.put(
             [Prompt(len(tokens), frames, memory.put(tokens)) for tokens, frames in play.prompts]
         ),
@@ -172,7 +172,7 @@ def pack_world(model: Transformer, tokenizer: VQTokenizer, play: Play) -> bytes:
 def places_of(packed: bytes) -> dict[str, int]:
     """Return where each matrix begins in a world, by the names of `webgpu.shader.weights_of`."""
     model = World.from_buffer_copy(packed).model  # type: ignore[attr-defined]
-    layers = (Layer * model.layers).from_buffer_copy(packed, model.weights.value)
+    layers = (Layer * model.num_layers).from_buffer_copy(packed, model.weights.value)
     found = {"embed": model.embeddings.value, "predict": model.head.value}
     names = {"project": "qkv", "attend": "out", "expand": "gate_up", "contract": "down"}
     for index, layer in enumerate(layers):
@@ -180,15 +180,13 @@ def places_of(packed: bytes) -> dict[str, int]:
     return found
 
 
-def _copy(
-    kind: type[ctypes.Structure], record: Record, weights: NativeWeights, memory: Memory
-) -> ctypes.Structure:
+def _copy(weights: NativeWeights, record: Record, memory: Memory) -> ctypes.Structure:
     """Copy a record of the native kernels with all that it points to."""
-    copy = kind()
+    copy = Model() if record is weights.record else Layer()
     for name, field in record._fields_:  # type: ignore[misc]
         found = record.memory.get(name)
         if isinstance(found, ctypes.Array):
-            found = [_copy(Layer, layer, weights, memory) for layer in weights.layers]
+            found = [_copy(weights, layer, memory) for layer in weights.layers]
         setattr(copy, name, memory.put(found) if field is POINTER else getattr(record, name))
     return copy
 
@@ -197,14 +195,9 @@ def _plans(order: Order, play: Play, memory: Memory) -> Iterator[ctypes.Structur
     for context_frames in (1, 2):  # what stands in for unknown tokens reaches 2 frames back
         layout = SequenceLayout(order.grid, play.actions.shape[1], context_frames)
         plan = make_plan(order, layout, pad=False)
-        yield Plan(
-            order.num_steps,
-            len(plan.lanes),
-            memory.put(torch.tensor(plan.lanes).T),
-            memory.put(torch.tensor(plan.starts, dtype=torch.int32)),
-            memory.put(torch.tensor(plan.ends, dtype=torch.int32)),
-            memory.put(torch.tensor(plan.fed_at)),
-        )
+        lanes, fed_at = torch.tensor(plan.lanes), torch.tensor(plan.fed_at)
+        starts, ends = (torch.tensor(one, dtype=torch.int32) for one in (plan.starts, plan.ends))
+        yield Plan(order.num_steps, len(lanes), *map(memory.put, (lanes.T, starts, ends, fed_at)))
 
 
 def _ops(model: Any, memory: Memory) -> Iterator[ctypes.Structure]:
@@ -225,9 +218,8 @@ def _ops(model: Any, memory: Memory) -> Iterator[ctypes.Structure]:
     def activate(norm: Any) -> ctypes.Structure:
         if not isinstance(norm, nn.GroupNorm):
             raise ValueError("a tokenizer with spatial norms cannot be painted in a browser")
-        channels = norm.num_channels
-        weight, bias = memory.put(_floats(norm.weight)), memory.put(_floats(norm.bias))
-        return Op(ACTIVATE, channels, channels, norm.num_groups, norm.eps, weight, bias)
+        sizes, places = [norm.num_channels] * 2, map(_floats, (norm.weight, norm.bias))
+        return Op(ACTIVATE, *sizes, norm.num_groups, norm.eps, *map(memory.put, places))
 
     def residual(block: Any) -> Iterator[ctypes.Structure]:
         shortcut = block.conv_shortcut

@@ -1,7 +1,6 @@
 """A model's weights as the kernels read them: in blocks, in huge pages where Linux gives them.
 
-Reading all weights at every step goes through thousands of small pages, most of which are looked up
-anew; in huge ones a step of one lane takes a few percent less (docs/log.md).
+In small pages, which are looked up anew, a step of one lane takes a few percent more (docs/log.md).
 """
 
 import ctypes
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from diagd.backends.linears import round_to_int8
-from diagd.backends.native.boundary import LayerRecord, ModelRecord
+from diagd.backends.native.boundary import POINTER, LayerRecord, ModelRecord
 from diagd.models.attention import SwiGLU
 from diagd.models.rotary import first_grid_token
 from diagd.models.transformer import Block, Transformer
@@ -24,16 +23,12 @@ MADV_HUGEPAGE = 14  # of Linux
 
 
 class HugePages:
-    """Where tensors that live and die together are put one after the other.
-
-    Memory is asked of the system in chunks; what is never written takes none.
-    """
+    """Where tensors that live and die together are put; what is never written takes no memory."""
 
     def __init__(self) -> None:
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def put(self, tensor: Tensor) -> Tensor:
-        """Return a contiguous copy of a tensor, here."""
         size = -(-tensor.nbytes // ALIGNED) * ALIGNED
         if size > len(self._free):
             self._free = _chunk(max(size, CHUNK))
@@ -122,25 +117,16 @@ class NativeWeights:
         proj = model.head_proj
         head_proj, head_proj_scale = (None, None) if proj is None else self._matrix(proj.weight)
         rotary, positions = stack.rotary, stack.embed_positions
+        names = [name for name, kind in ModelRecord._fields_ if kind is not POINTER]
+        values = {name: getattr(config, name) for name in names if hasattr(config, name)}
+        if config.position not in ("rope2d", "rope3d"):
+            values["grid_width"] = 0
         return ModelRecord(
-            hidden=config.hidden_size,
-            intermediate=config.intermediate_size,
-            layers=config.num_layers,
-            heads=config.num_heads,
-            kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            vocab=config.vocab_size,
+            **values,
             rms=config.norm == "rms",
             gated=config.mlp == "swiglu",
             num_embeddings=len(embeddings),
-            max_positions=config.max_positions,
             prefix=first_grid_token(config),
-            actions=config.num_action_tokens,
-            grid_width=config.grid_width if config.position in ("rope2d", "rope3d") else 0,
-            grid_tokens=config.tokens_per_frame,
-            head_size=config.head_size,
-            sliding_window=config.sliding_window,
-            eps=config.norm_eps,
             embeddings=self._pages.put(self._pad(embeddings, 1).to(self.dtype)),
             head=head,
             positions=None if positions is None else self._pages.put(positions.weight.float()),
