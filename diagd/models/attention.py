@@ -125,23 +125,17 @@ class StaticKVCache:
     """Keys and values, a pair of (B, num_kv_heads, num_slots, head_dim) buffers a layer."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        batch_size: int,
-        num_slots: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        text: Text | None = None,
+        self, config: ModelConfig, batch_size: int, num_slots: int, like: Tensor, text: Text | None
     ) -> None:
         shape = (batch_size, config.num_kv_heads, num_slots, config.head_dim)
         layers = range(config.num_layers)
-        if device.type == "cpu":
-            size = 2 * len(layers) * math.prod(shape) * dtype.itemsize
+        if like.is_cpu:
+            size = 2 * len(layers) * math.prod(shape) * like.itemsize
             check_cache_fits(size, batch_size, num_slots)
         # zeros keep a masked slot from turning 0 * NaN into NaN
-        self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in layers]
-        self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in layers]
-        self.positions = torch.zeros(num_slots, device=device, dtype=torch.int64)  # as written
+        self.keys = [like.new_zeros(shape) for _ in layers]
+        self.values = [like.new_zeros(shape) for _ in layers]
+        self.positions = like.new_zeros(num_slots, dtype=torch.int64)  # as written
         self.text = text
 
     def renew(self, text: Text | None) -> bool:

@@ -151,7 +151,7 @@ class Transformer(
     ) -> StaticKVCache:
         check_sizes(batch_size, num_slots)
         text = self._read_text(context, batch_size)
-        return StaticKVCache(self.config, batch_size, num_slots, self.device, self.dtype, text)
+        return StaticKVCache(self.config, batch_size, num_slots, self.embeddings, text)
 
     def renew_cache(self, cache: StaticKVCache, context: Tensor | None = None) -> bool:
         return cache.renew(self._read_text(context, len(cache.keys[0])))

@@ -1,12 +1,10 @@
 """Attention of a step's lanes over the cache, split over the keys; no mask is ever in memory.
 
-A step has few lanes and thousands of keys, so a program for each head would leave most of a GPU
-idle. Here each key head's slots are cut into parts, a program each: it applies the rule of
-visibility to the positions and steps of the lanes and slots that it holds anyway
+A step has few lanes and thousands of keys, so each key head's slots are cut into parts, a program
+each: it applies the rule of visibility to the positions and steps that it holds anyway
 (`diagd.decoding.visibility.visible_slots`), and keeps a running softmax. A second kernel joins the
-parts as a tree, in float32 and always in the same order, so a step repeats bit for bit.
-
-The query heads that share a key head are rows of one program: keys are read once for all of them.
+parts in float32, always in the same order, so a step repeats bit for bit. The query heads that
+share a key head are rows of one program: keys are read once for all of them.
 
 Before that, one launch rotates a step's queries and keys and stores keys and values in the cache.
 """
@@ -29,22 +27,18 @@ MAX_PARTS = 64  # what a program of the second kernel holds at once
 LOG2_E = 1.4426950408889634
 
 
-class Tiling(NamedTuple):
-    """Sizes of the tile of a program of the first kernel, so that nothing spills."""
-
+class Tiling(NamedTuple):  # of a program of the first kernel, so that nothing spills
     rows: int  # query heads x lanes
     keys: int
-    num_warps: int
-    num_stages: int
 
 
 def tiling_of(num_rows: int, head_size: int, dtype: torch.dtype) -> Tiling:
     """Choose the tiles for so many rows (query heads that share a key head x lanes)."""
     if dtype == torch.float32:  # without tensor cores: all of a product is in registers
-        return Tiling(16, 16, 4, 2)
+        return Tiling(16, 16)
     if num_rows <= 16 or head_size > 128:
-        return Tiling(16, 64, 4, 2)
-    return Tiling(32, 64, 4, 2) if num_rows <= 32 else Tiling(64, 32, 4, 2)
+        return Tiling(16, 64)
+    return Tiling(32, 64) if num_rows <= 32 else Tiling(64, 32)
 
 
 def part_size(num_slots: int, num_tiles: int, keys: int) -> int:
@@ -198,7 +192,8 @@ def attend_slots(
     queries, keys, values = (  # within a head, one number after another
         t if t.stride(-1) == 1 else t.contiguous() for t in (queries, keys, values)
     )
-    positions, steps, held, fed_at = (t.contiguous() for t in (positions, steps, held, fed_at))
+    rule = [one.contiguous() for one in (positions, steps, held, fed_at)]
+    strides = [one.stride()[:3] for one in (queries, keys, values)]
     parts = batch, num_lanes, num_heads, num_parts
     tops, totals = queries.new_empty(2, *parts, dtype=torch.float32)
     sums = queries.new_empty(*parts, size, dtype=torch.float32)
@@ -208,16 +203,11 @@ def attend_slots(
             queries,
             keys,
             values,
-            positions,
-            steps,
-            held,
-            fed_at,
+            *rule,
             sums,
             tops,
             totals,
-            queries.stride()[:3],
-            keys.stride()[:3],
-            values.stride()[:3],
+            *strides,
             size**-0.5 * LOG2_E,
             num_lanes,
             num_slots,
@@ -229,8 +219,8 @@ def attend_slots(
             WIDTH=width,
             ROWS=tiling.rows,
             KEYS=tiling.keys,
-            num_warps=tiling.num_warps,
-            num_stages=tiling.num_stages,
+            num_warps=4,
+            num_stages=2,
             enable_fp_fusion=True,
         )
         join_parts[batch * num_lanes * num_heads,](
@@ -329,24 +319,20 @@ def rotate_and_store(
     """
     batch, num_heads, num_lanes, size = queries.shape
     kv_heads = keys.shape[1]
-    cosines, sines, slots = (t.contiguous() for t in (cosines, sines, slots))
+    turns = [one.contiguous() for one in (cosines, sines)]
+    given = queries, keys, values, key_cache, value_cache
     rotated = queries.new_empty(batch, num_lanes, num_heads, size)
     with torch.cuda.device_of(queries):
         store_head[num_lanes, num_heads + 2 * kv_heads, batch](
             queries,
             keys,
             values,
-            cosines,
-            sines,
-            slots,
+            *turns,
+            slots.contiguous(),
             rotated,
             key_cache,
             value_cache,
-            queries.stride()[:3],
-            keys.stride()[:3],
-            values.stride()[:3],
-            key_cache.stride()[:3],
-            value_cache.stride()[:3],
+            *[one.stride()[:3] for one in given],
             HEADS=num_heads,
             KV_HEADS=kv_heads,
             HALF=size // 2,

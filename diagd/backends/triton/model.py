@@ -1,8 +1,6 @@
 """Load the Triton kernels, and hold them against PyTorch's functions before anybody trusts them.
 
-Triton compiles them where they run, for that GPU, when they are first called. Nobody can have tried
-them on all, so a model's first steps are theirs only if they rotate, store, attend and draw as
-PyTorch does there.
+Triton compiles them where they run, for that GPU, when they are first called.
 """
 
 import importlib
@@ -30,11 +28,9 @@ LANES = (1, 5, 33)  # of the steps tried: each size of a tile
 
 
 class Kernels(NamedTuple):
-    """`attention.attend_slots`, `attention.rotate_and_store` and `sampling.draw`, beside this."""
-
-    attend: Callable[..., Tensor]
-    store: Callable[..., Tensor]
-    draw: Callable[..., Tensor]
+    attend: Callable[..., Tensor]  # `attention.attend_slots`
+    store: Callable[..., Tensor]  # `attention.rotate_and_store`
+    draw: Callable[..., Tensor]  # `sampling.draw`
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
         options, ranges = draw.options, draw.ranges
@@ -55,7 +51,6 @@ class Kernels(NamedTuple):
 
 
 def why_not_on(device: torch.device) -> str | None:
-    """Return why the kernels cannot run on a device; None where they can be tried."""
     if device.type != "cuda":
         return f"it needs --device cuda, got {device}"
     if find_spec("triton") is None:
@@ -118,10 +113,7 @@ def _check_attention(
         seen = visible_slots(*rule) & (rule[0][:, None] - held < window)
         expected = attend(queries.double(), keys.double(), values.double(), seen)
         found = kernels.attend(queries, keys, values, *rule, window)
-        error = (found - expected).abs().max().item()
-        allowed = 8 * torch.finfo(dtype).eps * values.abs().max().item()
-        if not error <= allowed:  # NaN, too
-            raise ValueError(f"attention is {error:.2g} away, allowed {allowed:.2g}")
+        _check_close("attention is", found, expected, values)
 
 
 @torch.inference_mode()
@@ -143,11 +135,15 @@ def _check_store(
     expected = torch.zeros_like(buffers)
     expected[0, :, :, slots] = rotate(keys.double(), *wide).to(dtype)
     expected[1, :, :, slots] = values
-    pairs = (rotated, rotate(queries.double(), *wide)), (buffers, expected)
-    error = max((found - right).abs().max().item() for found, right in pairs)
-    allowed = 8 * torch.finfo(dtype).eps * parts.abs().max().item()
-    if not error <= allowed:
-        raise ValueError(f"rotated keys are {error:.2g} away, allowed {allowed:.2g}")
+    _check_close("rotated keys are", rotated, rotate(queries.double(), *wide), parts)
+    _check_close("rotated keys are", buffers, expected, parts)
+
+
+def _check_close(what: str, found: Tensor, expected: Tensor, numbers: Tensor) -> None:
+    error = (found - expected).abs().max().item()
+    allowed = 8 * torch.finfo(found.dtype).eps * numbers.abs().max().item()
+    if not error <= allowed:  # NaN, too
+        raise ValueError(f"{what} {error:.2g} away, allowed {allowed:.2g}")
 
 
 class TritonModel(ModelWrapper[Transformer]):

@@ -1,10 +1,9 @@
 """Draw tokens in one kernel: no sort, no noise in memory, no logits written a second time.
 
 A program draws one lane's token, the one that `diagd.decoding.sampling.sample` draws. Top-k keeps
-what is not below the k-th largest logit, which is found bit by bit. Top-p keeps the front of a
-ranking, and nobody has to rank: the best of score + noise is drawn from all; if the mass before it
-says that it is not kept, neither is what comes behind it, and the best of those before it is drawn
-instead. At top_p=0.9 that is once in ten draws.
+what is not below the k-th largest logit, which is found bit by bit. Top-p needs no ranking: the
+best of score + noise is drawn from all; if the mass before it says that it is not kept, neither is
+what comes behind it, and the best of those before it is drawn instead.
 """
 
 # Triton is no requirement: where it is missing, nothing imports this module, nor can it be checked.
@@ -204,22 +203,18 @@ def draw(
     """
     batch, num_lanes, _ = logits.shape
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
-    seeds, frames, rows, columns = (t.contiguous() for t in (seeds, frames, rows, columns))
+    where = [one.contiguous() for one in (seeds, frames, rows, columns)]
     drawn = torch.empty(batch, num_lanes, dtype=torch.int64, device=logits.device)
     with torch.cuda.device_of(logits):  # Triton launches on the current device
         draw_token[num_lanes, batch](
             logits,
             seeds if places is None else places.contiguous(),
-            seeds,
-            frames,
-            rows,
-            columns,
+            *where,
             drawn,
             low,
             high,
             0 if places is None else places.shape[1],
-            logits.stride(0),
-            logits.stride(1),
+            *logits.stride()[:2],
             temperature,
             top_k,
             top_p,
