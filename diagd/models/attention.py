@@ -16,10 +16,7 @@ from diagd.system import check_memory
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm: statistics in float32, weight in the input's dtype, like LLaMA's.
-
-    On CUDA it is PyTorch's own kernel, which rounds once, at the end.
-    """
+    """Root-mean-square norm: statistics in float32, weight in the input's dtype, like LLaMA's."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -27,7 +24,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda and x.dtype == self.weight.dtype:  # one kernel, not eight
+        if x.is_cuda and x.dtype == self.weight.dtype:  # one kernel, not eight; it rounds once
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         x32 = x.float()
         x32 = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)
@@ -64,8 +61,6 @@ def make_head_norm(config: ModelConfig, num_heads: int) -> nn.Module:
 
 
 class SwiGLU(nn.Module):
-    """Gated MLP: down(silu(gate(x)) * up(x))."""
-
     mergeable: ClassVar = {"gate_up_proj": ("gate_proj", "up_proj")}
 
     def __init__(self, config: ModelConfig) -> None:
@@ -84,8 +79,6 @@ class SwiGLU(nn.Module):
 
 
 class GELU(nn.Module):
-    """Plain MLP with a GELU, exact or approximated by tanh as in GPT-2."""
-
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
@@ -96,7 +89,15 @@ class GELU(nn.Module):
         return self.down_proj(F.gelu(self.up_proj(x), approximate=self.approximate))
 
 
-def check_sizes(batch_size: int, num_slots: int) -> None:
+def keep_lanes(hidden: Tensor, logits_to_keep: int | Tensor) -> Tensor:
+    """Return the last lanes of (B, L, size), 0 for all, or those that a tensor names."""
+    is_number = isinstance(logits_to_keep, int)
+    return hidden[:, slice(-logits_to_keep, None) if is_number else logits_to_keep]
+
+
+def check_sizes(batch_size: int, num_slots: int, context: Tensor | None = None) -> None:
+    """Refuse a cache without rows or slots, and a context, which few models have."""
+    refuse_context(context)
     if batch_size < 1 or num_slots < 1:
         raise ValueError(
             f"batch_size and num_slots must be at least 1, got {batch_size} and {num_slots}"
@@ -150,12 +151,11 @@ class StaticKVCache:
         return True
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store (B, num_kv_heads, L, head_dim) states at slots (L,); only scratch may repeat."""
         self.keys[layer].index_copy_(2, slots, keys.to(self.keys[layer].dtype))
         self.values[layer].index_copy_(2, slots, values.to(self.values[layer].dtype))
 
     def read(self, layer: int, num_slots: int) -> tuple[Tensor, Tensor]:
-        """Return views of the first slots, each (B, num_kv_heads, num_slots, head_dim)."""
+        """Return views of the first slots."""
         return self.keys[layer][:, :, :num_slots], self.values[layer][:, :, :num_slots]
 
 
@@ -192,11 +192,9 @@ class RuleKernel(NamedTuple):
         return self.rule.shape
 
 
-class MaskKernel(NamedTuple):
-    """A mask (L, L) in a backend's own form, and its kernel; used without a cache."""
-
+class MaskKernel(NamedTuple):  # without a cache
     kernel: Callable[..., Tensor]  # (queries, keys, values, mask) -> (B, heads, L, D)
-    mask: tuple[Tensor, ...]
+    mask: tuple[Tensor, ...]  # of (L, L), in the kernel's own form
 
 
 def mask_in_parts(visible: Tensor, part: int = 256) -> MaskKernel:
@@ -231,12 +229,10 @@ Masks = Visible | LayerMasks
 
 
 class GroupedQueries(nn.Module):
-    """Projections of grouped-query attention, with keys and values from inputs of `kv_size`."""
-
     def __init__(self, config: ModelConfig, kv_size: int) -> None:
         super().__init__()
-        width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.head_dim = config.head_dim
+        width, kv_width = config.num_heads * self.head_dim, config.num_kv_heads * self.head_dim
         self.widths = width, kv_width, kv_width
         self.q_proj = nn.Linear(config.hidden_size, width, bias=config.bias)
         self.k_proj = nn.Linear(kv_size, kv_width, bias=config.bias)

@@ -61,7 +61,8 @@ class ModelConfig:
         object.__setattr__(self, "sliding_layers", tuple(self.sliding_layers))  # JSON has lists
         heads, groups, head_dim = self.num_heads, self.num_kv_heads, self.head_dim
         width, codes, prefix = heads * head_dim, self.image_vocab_size, self.prefix_length
-        is_3d, is_odd = self.position == "rope3d", head_dim % 2
+        position, is_odd, ties = self.position, head_dim % 2, self.tie_embeddings
+        is_3d, extra, last = position == "rope3d", self.extra_embeddings, self.head_size
         _refuse(heads % groups, f"num_heads must be a multiple of num_kv_heads={groups}", heads)
         _refuse(width > _MAX_SIZE, f"num_heads * head_dim must be at most {_MAX_SIZE}", width)
         rule = f"image_vocab_size must be at most vocab_size={self.vocab_size}"
@@ -73,23 +74,21 @@ class ModelConfig:
         rule = f"prefix_length must be below max_positions={self.max_positions}"
         _refuse(prefix >= self.max_positions, rule, prefix)
         rule = "position='rope' needs an even head_dim"
-        _refuse(is_odd and self.position == "rope", rule, head_dim)
+        _refuse(is_odd and position == "rope", rule, head_dim)
         rule = "position='rope3d' needs an even head_dim of at least 6"
         _refuse(is_3d and (is_odd or head_dim < 6), rule, head_dim)
         rule = "position_table=True needs an even hidden_size"
         _refuse(self.position_table and self.hidden_size % 2, rule, self.hidden_size)
         rule = "position='rope2d' needs head_dim to be a multiple of 4"
-        _refuse(self.position == "rope2d" and head_dim % 4, rule, head_dim)
+        _refuse(position == "rope2d" and head_dim % 4, rule, head_dim)
         rule = f"yarn_factor={self.yarn_factor} needs position='rope3d'"
-        _refuse(self.yarn_factor != 1.0 and not is_3d, rule, repr(self.position))
+        _refuse(self.yarn_factor != 1.0 and not is_3d, rule, repr(position))
         rule = "norm_affine=False needs norm='layer'"
         _refuse(self.norm == "rms" and not self.norm_affine, rule, "norm='rms'")
         rule = "head_norm=True needs qk_norm=True"
         _refuse(self.head_norm and not self.qk_norm, rule, "qk_norm=False")
-        rule = "tie_embeddings needs head_size=0"
-        _refuse(self.tie_embeddings and self.head_size, rule, self.head_size)
-        rule = "tie_embeddings needs extra_embeddings=0"
-        _refuse(self.tie_embeddings and self.extra_embeddings, rule, self.extra_embeddings)
+        _refuse(ties and last, "tie_embeddings needs head_size=0", last)
+        _refuse(ties and extra, "tie_embeddings needs extra_embeddings=0", extra)
         layers, window = self.sliding_layers, self.sliding_window
         rule = f"sliding_layers must be different layers below num_layers={self.num_layers}"
         _refuse(len(set(layers) & set(range(self.num_layers))) < len(layers), rule, list(layers))

@@ -1,10 +1,8 @@
 """Prompts that the engine does not know of: those that guide, and one of vectors.
 
-Classifier-free guidance: logits = unconditional + scale * (conditional - unconditional)
-
-Every batch row is run twice, side by side: once after the prompt that the engine feeds, once after
-another one. Generated tokens are fed to both. To the engine the pair is one model. A prompt of a
-picture and a text makes three: with both, with the picture alone, with neither.
+Classifier-free guidance: logits = unconditional + scale * (conditional - unconditional). Every
+batch row is run once after each prompt, and generated tokens are fed to all. A prompt of a picture
+and a text makes three: with both, with the picture alone, with neither.
 """
 
 import math
@@ -30,17 +28,13 @@ class GuidedModel(ModelWrapper[CausalModel]):
     Where the prompts are of one length, their rows differ in tokens alone. Otherwise the others
     have slots ahead of the engine's for all but the last of their tokens, which is fed when the
     engine feeds its own last prompt token; a model that takes no positions for each row is then run
-    once for each prompt, with a cache for each. Slots and positions of a lane are the same here, as
-    in the engine.
+    once for each prompt, with a cache for each.
 
     Args:
         unconditional: (1, U) or (B, U) int64, an empty or a negative prompt with the model's own
-            image start; it replaces the first `prompt_length` tokens of the engine's prompt, the
-            text before the context frames. All rows see what comes after. Of several, which say
-            less and less, each is steered away from by the one before it.
-        prompt_length: at least 1.
-        scale: 1 is the model as it is; a larger one follows the prompt more closely. One for each
-            unconditional prompt.
+            image start; it replaces the first `prompt_length` (at least 1) tokens of the engine's
+            prompt. Of several, each is steered away from by the one before it.
+        scale: 1 is the model as it is; one for each unconditional prompt.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """Causal language models of transformers behind the protocol, with a cache written by slot.
 
-The stock caches append, or write at a running index. This one writes where the step says and hands
-attention a prefix of the buffer, so a model can be fed in any order.
+The stock caches append, or write at a running index, so a model could be fed in one order only.
 """
 
 import inspect
@@ -14,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from diagd.decoding.model import CausalModel, ModelShape
-from diagd.models.attention import check_length, check_sizes, refuse_context
+from diagd.models.attention import check_length, check_sizes, keep_lanes, refuse_context
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 
@@ -44,7 +43,6 @@ class SlotCacheLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write (B, heads, L, D) states at the step's slots; return the visible prefix."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
@@ -81,9 +79,7 @@ class Vocabulary:
         return self.model(input_ids=tokens, logits_to_keep=logits_to_keep, **inputs).logits
 
 
-class ChameleonVocabulary(Vocabulary):
-    """Text and image ids in one head; its forward, which bans the image's, is by-passed."""
-
+class ChameleonVocabulary(Vocabulary):  # its forward, which bans an image's ids, is by-passed
     num_sizes = 2  # Lumina-mGPT's height and width
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -95,7 +91,7 @@ class ChameleonVocabulary(Vocabulary):
 
     def logits(self, tokens: Tensor, logits_to_keep: int | Tensor = 0, **inputs: Any) -> Tensor:
         hidden = self.model.model(input_ids=tokens, **inputs).last_hidden_state
-        return self.model.lm_head(_kept(hidden, logits_to_keep))
+        return self.model.lm_head(keep_lanes(hidden, logits_to_keep))
 
 
 class JanusVocabulary(Vocabulary):
@@ -117,7 +113,7 @@ class JanusVocabulary(Vocabulary):
         image = self.model.prepare_embeddings_for_image_generation(image)
         embedded = torch.where(is_image[..., None], image, text)
         hidden = self.model.model(inputs_embeds=embedded, **inputs).last_hidden_state
-        logits = self.model.model.generation_head(_kept(hidden, logits_to_keep))
+        logits = self.model.model.generation_head(keep_lanes(hidden, logits_to_keep))
         # finite in float32 as well, since guidance takes the difference of two
         never = max(torch.finfo(dtype).min for dtype in (logits.dtype, torch.float32))
         return functional.pad(logits, (self.num_text, 0), value=never)
@@ -126,22 +122,13 @@ class JanusVocabulary(Vocabulary):
 VOCABULARIES = {"chameleon": ChameleonVocabulary, "janus": JanusVocabulary}  # by model_type
 
 
-def _kept(hidden: Tensor, logits_to_keep: int | Tensor) -> Tensor:
-    keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-    return hidden[:, keep]
-
-
 class HuggingFaceModel(CausalModel):
     """A transformers causal language model that can be decoded out of order.
 
     Args:
-        model: as transformers 5 loads it, with `attn_implementation` eager or sdpa; its weights and
-            code are not changed, but it is put in evaluation mode.
-
-    Raises:
-        ValueError: the model is no causal language model, takes no position ids (ALiBi models),
-            carries a state from token to token, limits attention to a window, ignores the 4-D mask,
-            or bans ids in its forward.
+        model: as transformers 5 loads it, with `attn_implementation` eager or sdpa; it is put in
+            evaluation mode. What takes no position ids or mask, carries a state from token to
+            token, limits attention to a window, or bans ids in its forward is a ValueError.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -188,8 +175,7 @@ class HuggingFaceModel(CausalModel):
             )
 
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Cache:
-        refuse_context(context)
-        check_sizes(batch_size, num_slots)
+        check_sizes(batch_size, num_slots, context)
         count = self.config.num_hidden_layers
         return Cache(layers=[SlotCacheLayer(batch_size, num_slots) for _ in range(count)])
 

@@ -1,7 +1,6 @@
 """Rotary positions: one number, (row, column) or (frame, row, column).
 
-Pairs are (i, i + D / 2), as in LLaMA. In 2-D, keys and queries of what stands in no row (prefix and
-actions) are zero, as in LlamaGen: all lanes see such a key alike.
+In 2-D, keys and queries of what stands in no row (prefix and actions) are zero, as in LlamaGen.
 """
 
 import math
@@ -109,10 +108,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class PositionTable(nn.Module):
-    """Sines and cosines of frame, row and column, added to the residual stream (Cosmos V2W).
-
-    Rounded to bfloat16 whatever the model's dtype; a prefix gets 0.
-    """
+    """Sines and cosines of frame, row and column, added to the stream (Cosmos V2W), in bfloat16."""
 
     table: Tensor
 

@@ -21,6 +21,7 @@ from diagd.models.attention import (
     Visible,
     check_length,
     check_sizes,
+    keep_lanes,
     make_norm,
     refuse_context,
 )
@@ -29,8 +30,6 @@ from diagd.models.rotary import PositionTable, Rotary
 
 
 class Block(nn.Module):
-    """One pre-norm decoder block."""
-
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.input_layernorm = make_norm(config, config.norm_affine)
@@ -88,11 +87,7 @@ _INIT_STD = 0.02
 class Transformer(
     nn.Module, PyTorchModelHubMixin, CausalModel, library_name="diagd", tags=["video"]
 ):
-    """Decoder-only transformer of a `ModelConfig`; `push_to_hub` publishes it in our own format.
-
-    `forward` without a cache is the causal model, with one it is a decoding step. Nothing in it
-    synchronises with the device or branches on data.
-    """
+    """Decoder-only transformer of a `ModelConfig`; `push_to_hub` publishes it in our own format."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -189,11 +184,7 @@ class Transformer(
             seen = near if index in self.config.sliding_layers else visible
             hidden = hidden if added is None else hidden + added
             hidden = layer(hidden, rotary, slots, seen, cache, text)
-        if isinstance(logits_to_keep, Tensor):
-            hidden = hidden[:, logits_to_keep]
-        elif logits_to_keep:
-            hidden = hidden[:, -logits_to_keep:]
-        hidden = stack.norm(hidden)
+        hidden = stack.norm(keep_lanes(hidden, logits_to_keep))
         if self.head_proj is not None:
             hidden = F.gelu(self.head_proj(hidden))
         if self.lm_head is None:
@@ -207,7 +198,6 @@ class Transformer(
         slots: Tensor | None,
         cache: StaticKVCache | None,
     ) -> tuple[Visible, Visible]:
-        """Return what lanes see in layers that see everything, and in sliding ones."""
         if isinstance(visible, LayerMasks):
             return visible
         if not self.config.sliding_layers:
@@ -219,8 +209,7 @@ class Transformer(
         if isinstance(visible, RuleKernel):
             return visible, visible._replace(window=window)
         if visible is None:
-            shape = len(positions), len(positions)
-            visible = torch.ones(shape, dtype=torch.bool, device=positions.device).tril()
+            visible = torch.ones_like(positions, dtype=torch.bool).expand(len(positions), -1).tril()
         assert isinstance(visible, Tensor)  # other masks come as `LayerMasks`
         others = others[: visible.shape[1]]
         return visible, visible & (positions[:, None] - others < window)
@@ -245,7 +234,6 @@ class Transformer(
         return self(tokens, positions, None, visible, text=text)
 
     def _read_text(self, context: Tensor | None, batch_size: int) -> Text | None:
-        """Project a context for every block, once; None for a model without cross-attention."""
         size = self.config.context_size
         if not size:
             refuse_context(context)

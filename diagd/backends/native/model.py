@@ -29,7 +29,7 @@ from diagd.backends.native.weights import NativeDType, NativeWeights
 from diagd.decoding.model import CausalModel, ModelShape, Step, StepFunction
 from diagd.decoding.sampling import Draw
 from diagd.decoding.schedule import BLOCK, whole_blocks
-from diagd.models.attention import SlotRule, check_cache_fits, check_sizes, refuse_context
+from diagd.models.attention import SlotRule, check_cache_fits, check_sizes
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer, shape_of
 from diagd.system import usable_cores
@@ -106,8 +106,7 @@ class NativeModel(CausalModel):
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
     ) -> NativeCache:
-        refuse_context(context)
-        check_sizes(batch_size, num_slots)
+        check_sizes(batch_size, num_slots, context)
         return NativeCache(self._laid_out, batch_size, num_slots)
 
     def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> SlotRule:

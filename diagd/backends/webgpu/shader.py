@@ -11,11 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from diagd.backends.linears import round_to_int8
-from diagd.backends.webgpu.device import OWN, SHARED, UNIFORM, bytes_of
 from diagd.models.attention import SwiGLU
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 
+UNIFORM = 256  # bytes from one step's record to the next, as every device can
+# The two groups of buffers that all shaders see: one of a stream, one of a dispatch.
+SHARED = {"tasks": "uniform", "lanes": "read-only-storage", "memory": "storage", "arena": "storage"}
+OWN = {"matrix": "read-only-storage", "vector": "read-only-storage", "cache": "storage"}
 TILES = (1, 4, 16)  # rows that a workgroup multiplies at once
 COLUMNS = 32  # columns of a tile, as in the shader
 MAX_HEAD_DIM = 256  # threads of a workgroup
@@ -181,6 +184,10 @@ def _product(
     vector = torch.cat([*before, bias, *after, *tail])
     packed = packed.to(dtype).unflatten(1, (-1, 4)).transpose(0, 1).contiguous()
     return Weights(packed, vector if len(vector) else torch.zeros(1))
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def _bias(linear: nn.Linear) -> Tensor:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from diagd.backends.prepare import prepare
-from diagd.backends.webgpu.device import WGPU, Device, bytes_of, open_device
-from diagd.backends.webgpu.model import WebGPUCache
+from diagd.backends.webgpu.model import WGPU, Device, WebGPUCache, open_device
+from diagd.backends.webgpu.shader import bytes_of
 from diagd.decoding.model import CausalModel
 from diagd.models.transformer import Transformer
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from diagd.backends.webgpu.device import OWN, SHARED, UNIFORM, bytes_of
 from diagd.backends.webgpu.model import WebGPUModel, tile_of
-from diagd.backends.webgpu.shader import TILES, weights_of
+from diagd.backends.webgpu.shader import OWN, SHARED, TILES, UNIFORM, bytes_of, weights_of
 from diagd.decoding.sampling_options import SamplingOptions
 from tests.backends.webgpu.adapter import on_webgpu
 from tests.backends.webgpu.test_model import decode

@@ -8,8 +8,7 @@ import torch
 
 import diagd
 from diagd.backends.prepare import prepare
-from diagd.backends.webgpu import device as devices
-from diagd.backends.webgpu.model import WebGPUModel
+from diagd.backends.webgpu.model import Device, WebGPUModel
 from diagd.decoding.sampling_options import SamplingOptions
 from tests.backends.webgpu.adapter import on_webgpu
 from tests.models.feeding import feed, scrambled_steps, visible_under
@@ -145,4 +144,4 @@ def test_without_a_gpu_it_says_so(monkeypatch):
 def test_without_wgpu_it_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "wgpu", None)
     with pytest.raises(ValueError, match=r"needs wgpu: pip install -e '\.\[webgpu\]"):
-        devices.Device()
+        Device()

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from diagd.backends.native.wasm import World
-from diagd.backends.webgpu.device import UNIFORM, bytes_of
 from diagd.backends.webgpu.model import FIELDS, Task
+from diagd.backends.webgpu.shader import UNIFORM, bytes_of
 from diagd.data.actions import ActionVocabulary
 from diagd.decoding.schedule import BLOCK, whole_blocks
 from diagd.decoding.strategies.table import parse_strategy
