@@ -112,8 +112,8 @@ def choose_dtype(
 ) -> DTypeName:
     """Return the number type of that name for the weights of a model.
 
-    `auto` is bfloat16 where the GPU multiplies it, or on the CPU takes less time, else float32.
-    `fastest` is the same, or int8 where that takes less time on the CPU.
+    `auto` is bfloat16 where the GPU multiplies it, or on the CPU takes less time, else float32;
+    `fastest` may also be int8 on the CPU.
     """
     if name not in ("auto", "fastest"):
         return name

@@ -35,8 +35,7 @@ class Compiled(ModelWrapper[Behind]):
         return True
 
     def make_step(self, step: Step) -> StepFunction:
-        whole = step.of(self.model).run
-        run = torch.compile(whole, dynamic=True)
+        run = torch.compile(step.of(self.model).run, dynamic=True)
         return lambda lanes, num_slots: run(lanes, whole_blocks(num_slots, COMPILED_BLOCK))
 
 
@@ -99,11 +98,9 @@ def _wait(model: "weakref.ref[Captured[Any]]", kept: "tuple[Buffers, Graphs]") -
 
 
 class Graph(NamedTuple):
-    """A graph, the lanes that it reads, and the compiled code whose kernels it launches."""
-
     graph: torch.cuda.CUDAGraph
-    lanes: Tensor
-    code: Any
+    lanes: Tensor  # that it reads
+    code: Any  # compiled, whose kernels it launches
 
 
 class Graphs:
@@ -116,14 +113,9 @@ class Graphs:
     def run(
         self, kind: Hashable, step: StepFunction, lanes: Tensor, num_slots: int, compiled: bool
     ) -> float:
-        """Replay a step, captured when the first of its kind and shape is run.
+        """Replay a step, captured when the first of its kind and shape is run, in seconds returned.
 
-        Args:
-            step: everything it touches besides the lanes stays where it is as long as this lives.
-            compiled: let `torch.compile` fuse the step, a method, before it is captured.
-
-        Returns:
-            Seconds that went into capturing, compiling and warming up included.
+        All it touches besides the lanes stays where it is; `compiled`, it is a method.
         """
         num_slots, started = whole_blocks(num_slots, CAPTURED_BLOCK), time.perf_counter()
         key, seconds = (kind, lanes.shape[1], num_slots), 0.0
@@ -140,12 +132,9 @@ class Graphs:
         return seconds
 
     def _capture(self, step: StepFunction, lanes: Tensor, num_slots: int, compiled: bool) -> Graph:
-        """Warm up, with lanes that write to scratch only, and capture, which runs nothing.
-
-        Warming up compiles. Only the code is kept, not the method: that holds what holds this.
-        """
+        """Warm up, with lanes that write to scratch only, and capture, which runs nothing."""
         code = None
-        if compiled:
+        if compiled:  # the code is kept, not the method, which holds what holds this
             assert isinstance(step, MethodType)
             code = compile_for_one_shape(step.__func__)
             step = MethodType(code, step.__self__)

@@ -28,8 +28,7 @@ class StepTimes(NamedTuple):
     diagonal_ms: float
 
     @property
-    def cost(self) -> float:
-        """Their geometric mean, by which candidates are compared."""
+    def cost(self) -> float:  # by which candidates are compared
         return (self.raster_ms * self.diagonal_ms) ** 0.5
 
 

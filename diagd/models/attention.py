@@ -155,7 +155,6 @@ class StaticKVCache:
         self.values[layer].index_copy_(2, slots, values.to(self.values[layer].dtype))
 
     def read(self, layer: int, num_slots: int) -> tuple[Tensor, Tensor]:
-        """Return views of the first slots."""
         return self.keys[layer][:, :, :num_slots], self.values[layer][:, :, :num_slots]
 
 

@@ -313,7 +313,6 @@ def llama_config(config: ModelConfig) -> LlamaConfig:
 
 
 def is_llama(config: ModelConfig) -> bool:
-    """Return whether `llama_of` can copy such a model."""
     is_one = (config.norm, config.mlp) == ("rms", "swiglu") and config.position != "learned"
     added = config.qk_norm, config.extra_embeddings, config.head_size, config.context_size
     return is_one and not any((*added, config.position_table, config.sliding_layers))

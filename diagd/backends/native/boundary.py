@@ -171,7 +171,6 @@ def check_lanes(lanes: Tensor, batch: int) -> None:
 
 
 def rules_of(options: SamplingOptions, vocab: int) -> dict[str, Any]:
-    """Return what a DrawRecord says of how to draw."""
     return {
         "top_k": min(options.top_k or 0, vocab),
         "exclusive_top_p": options.exclusive_top_p,
@@ -181,7 +180,6 @@ def rules_of(options: SamplingOptions, vocab: int) -> dict[str, Any]:
 
 
 def check_end(failure: int, step: StepRecord) -> None:
-    """Raise what a step failed with, if it did."""
     if failure == 1:
         raise ValueError("a token, position or slot is out of range")
     if failure:

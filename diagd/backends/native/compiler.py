@@ -34,7 +34,6 @@ def zig() -> list[str] | None:
 
 
 def build(target: Path, compiler: list[str]) -> None:
-    """Build the kernels as `target`, or raise OSError with how that failed."""
     complaint = f"{' '.join(compiler)} could not build the kernels"
     sources = map(str, sorted(SOURCES.glob("*.cpp")))
     run_to_end([*compiler, *_flags(), *sources, "-o", str(target)], complaint)

@@ -141,7 +141,6 @@ def candidates_tried() -> dict[str, dict[str, Any]]:
 
 
 def find_kept() -> Path | None:
-    """Return the kernels that are in the cache, whole and tested, if there are any."""
     for path in cache_folder().glob(f"kernels-{_choice()}-*.so"):
         if path.stem.endswith(_digest(path.read_bytes())):
             return path
@@ -156,7 +155,6 @@ def say_origin() -> str:
 
 
 def cache_folder() -> Path:
-    """Return the folder that keeps the kernels, there or not."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "diagd"
 

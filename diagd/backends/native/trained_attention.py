@@ -84,10 +84,9 @@ def masked_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Traine
 
 
 def run_forward(library: ctypes.CDLL, *given: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what queries attend to, (B, L, heads, D), and the masses (B, heads, L) of it.
+    """Return what queries (B, L, heads, D) attend to, and the masses (B, heads, L) of it.
 
-    Given are queries (B, L, heads, D), keys and values (B, L, kv_heads, D), contiguous bfloat16,
-    and the three parts of the mask.
+    Given are they, keys and values, contiguous bfloat16, and the three parts of the mask.
     """
     batch, lanes, heads, _ = given[0].shape
     out, masses = torch.empty_like(given[0]), torch.empty(batch, heads, lanes)

@@ -76,13 +76,10 @@ class NativeWeights:
 
     def _layer(self, block: Block) -> LayerRecord:
         attention, mlp = block.self_attn, block.mlp
+        qkv = attention.q_proj, attention.k_proj, attention.v_proj
         up = (mlp.gate_proj, mlp.up_proj) if isinstance(mlp, SwiGLU) else (mlp.up_proj,)
-        products = {
-            "qkv": (attention.q_proj, attention.k_proj, attention.v_proj),
-            "out": (attention.o_proj,),
-            "gate_up": up,
-            "down": (mlp.down_proj,),
-        }
+        out, down = (attention.o_proj,), (mlp.down_proj,)
+        products = {"qkv": qkv, "out": out, "gate_up": up, "down": down}
         norms = {
             "norm1": block.input_layernorm,
             "norm2": block.post_attention_layernorm,

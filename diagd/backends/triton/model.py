@@ -34,20 +34,11 @@ class Kernels(NamedTuple):
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
         options, ranges = draw.options, draw.ranges
-        return self.draw(
-            logits,
-            ranges.by_place,
-            ranges.low,
-            ranges.high,
-            draw.seeds,
-            draw.frames,
-            draw.rows,
-            draw.columns,
-            options.temperature,
-            options.top_k or 0,
-            1.0 if options.top_p is None else options.top_p,
-            options.exclusive_top_p,
-        )
+        bounds = ranges.by_place, ranges.low, ranges.high
+        where = draw.seeds, draw.frames, draw.rows, draw.columns
+        kept = options.top_k or 0, 1.0 if options.top_p is None else options.top_p
+        how = options.temperature, *kept, options.exclusive_top_p
+        return self.draw(logits, *bounds, *where, *how)
 
 
 def why_not_on(device: torch.device) -> str | None:
@@ -63,7 +54,6 @@ def why_not_on(device: torch.device) -> str | None:
 
 
 def why_not(model: Transformer) -> str | None:
-    """Return why the kernels cannot run a model where it is; None where they can be tried."""
     if model.dtype not in DTYPES:
         return f"it needs float32, bfloat16 or float16, got {model.dtype}"
     if model.config.head_dim > MAX_HEAD_DIM:

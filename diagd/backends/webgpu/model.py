@@ -51,11 +51,10 @@ class Device:
         self.device: WGPU = adapter.request_device_sync(required_limits=limits)
         self.queue: WGPU = self.device.queue
         self._layouts = {len(kinds): self._layout(kinds) for kinds in (SHARED, OWN)}
-        self._pipelines: dict[tuple[str, str], WGPU] = {}
-        self._modules: dict[str, WGPU] = {}
-        self._whole = self.device.create_pipeline_layout(
-            bind_group_layouts=[self._layouts[len(SHARED)], self._layouts[len(OWN)]]
-        )
+        layouts = [*self._layouts.values()]
+        self._whole = self.device.create_pipeline_layout(bind_group_layouts=layouts)
+        self._module = cache(lambda code: self.device.create_shader_module(code=code))
+        self.pipeline = cache(self._pipeline)
 
     def _layout(self, kinds: dict[str, str]) -> WGPU:
         buffers = [{"type": k, "has_dynamic_offset": k == "uniform"} for k in kinds.values()]
@@ -66,15 +65,9 @@ class Device:
             ]
         )
 
-    def pipeline(self, code: str, entry: str) -> WGPU:
-        """Return an entry point of a text, compiled now or before."""
-        if code not in self._modules:
-            self._modules[code] = self.device.create_shader_module(code=code)
-        if (code, entry) not in self._pipelines:
-            stage = {"module": self._modules[code], "entry_point": entry}
-            made = self.device.create_compute_pipeline(layout=self._whole, compute=stage)
-            self._pipelines[code, entry] = made
-        return self._pipelines[code, entry]
+    def _pipeline(self, code: str, entry: str) -> WGPU:
+        stage = {"module": self._module(code), "entry_point": entry}
+        return self.device.create_compute_pipeline(layout=self._whole, compute=stage)
 
     def bind(self, buffers: dict[str, WGPU]) -> WGPU:
         """Make a group of the buffers of `SHARED` or `OWN`."""
@@ -88,45 +81,16 @@ class Device:
         )
 
     def make(self, size: int, kind: str = "STORAGE") -> WGPU:
-        """Make a buffer of so many bytes, which are zero."""
         return self.device.create_buffer(size=size, usage=f"{kind}|COPY_SRC|COPY_DST")
 
     def upload(self, tensor: Tensor) -> WGPU:
-        """Copy a tensor to a buffer of its own."""
-        data, usage = bytes_of(tensor), "STORAGE|COPY_DST"
-        return self.device.create_buffer_with_data(data=data, usage=usage)
+        usage = "STORAGE|COPY_DST"
+        return self.device.create_buffer_with_data(data=bytes_of(tensor), usage=usage)
 
 
 @cache
 def open_device() -> Device:
     return Device()
-
-
-class Workspace:
-    """The buffers of a stream that all dispatches share, made anew where they are too small."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._buffers: dict[str, WGPU] = {}
-        self.group: WGPU = None
-
-    def write(self, arena: int, **contents: bytes) -> None:
-        """Send bytes to the other buffers, and have so many in the arena."""
-        for name, kind in SHARED.items():
-            size = arena if name == "arena" else len(contents[name])
-            if name not in self._buffers or self._buffers[name].size < size:
-                made = self._device.make(size, "UNIFORM" if kind == "uniform" else "STORAGE")
-                self._buffers[name], self.group = made, None
-        if self.group is None:
-            self.group = self._device.bind(self._buffers)
-        for name, data in contents.items():
-            self._device.queue.write_buffer(self._buffers[name], 0, data)
-
-    def read(self, name: str, dtype: torch.dtype, start: int, count: int) -> Tensor:
-        """Wait for all that was submitted; return numbers of a buffer, (count,)."""
-        size = dtype.itemsize
-        data = self._device.queue.read_buffer(self._buffers[name], start * size, count * size)
-        return torch.frombuffer(bytearray(data), dtype=dtype)
 
 
 class Task(ctypes.Structure):
@@ -158,20 +122,42 @@ class Batch(NamedTuple):
 
 
 class WebGPUCache:
-    """Keys and values on the device, and the buffers that a stream's dispatches share."""
+    """Keys and values on the device, and the buffers that a stream's dispatches share.
+
+    Those are made anew where they are too small.
+    """
 
     def __init__(self, model: "WebGPUModel", batch_size: int, num_slots: int) -> None:
         self.model, self.num_slots = model, num_slots
         self.positions = torch.zeros(num_slots, dtype=torch.int64)  # as `forward` wrote them
-        config, device = model.config, model.device_used
+        config, self._device = model.config, model.device_used
         size = 8 * batch_size * config.num_kv_heads * num_slots * config.head_dim
         check_cache_fits(config.num_layers * size, batch_size, num_slots)
-        self.layers = [device.make(size) for _ in range(config.num_layers)]
-        self.workspace = Workspace(device)
+        self.layers = [self._device.make(size) for _ in range(config.num_layers)]
         self.groups = {}  # by the names of weights
         for name, buffers in model.weights.items():
             layer = self.layers[int(name.partition(" ")[2] or 0)]
-            self.groups[name] = device.bind(dict(zip(OWN, (*buffers, layer), strict=True)))
+            self.groups[name] = self._device.bind(dict(zip(OWN, (*buffers, layer), strict=True)))
+        self._shared: dict[str, WGPU] = {}
+        self.shared_group: WGPU = None
+
+    def write(self, arena: int, **contents: bytes) -> None:
+        """Send bytes to the shared buffers, and have so many in the arena."""
+        for name, kind in SHARED.items():
+            size = arena if name == "arena" else len(contents[name])
+            if name not in self._shared or self._shared[name].size < size:
+                made = self._device.make(size, "UNIFORM" if kind == "uniform" else "STORAGE")
+                self._shared[name], self.shared_group = made, None
+        if self.shared_group is None:
+            self.shared_group = self._device.bind(self._shared)
+        for name, data in contents.items():
+            self._device.queue.write_buffer(self._shared[name], 0, data)
+
+    def read(self, name: str, dtype: torch.dtype, start: int, count: int) -> Tensor:
+        """Wait for all that was submitted; return numbers of a shared buffer, (count,)."""
+        size = dtype.itemsize
+        data = self._device.queue.read_buffer(self._shared[name], start * size, count * size)
+        return torch.frombuffer(bytearray(data), dtype=dtype)
 
 
 class WebGPUBuffers(Buffers):
@@ -201,7 +187,6 @@ class Recorded:
         self.steps: list[tuple[Tensor, int]] = []  # lanes (8, L), slots to read
 
     def fits(self, step: Step) -> bool:
-        """Whether another step may follow in the same submission."""
         same = torch.equal(self.held, step.buffers.held)
         return self.step is step and same and torch.equal(self.fed_at, step.buffers.fed_at)
 
@@ -229,7 +214,7 @@ class Recorded:
             first += one.shape[1] * model.lane
         memory = torch.cat([part.to(torch.int32) for part in state])
         model.submit(cache, Batch(tasks, model.lanes_of(fields, lanes.positions), memory, True))
-        tokens.copy_(cache.workspace.read("memory", torch.int32, 0, tokens.numel()).view_as(tokens))
+        tokens.copy_(cache.read("memory", torch.int32, 0, tokens.numel()).view_as(tokens))
 
 
 class WebGPUModel(CausalModel):
@@ -308,7 +293,7 @@ class WebGPUModel(CausalModel):
         told = [self.lanes_of(fields, positions).flatten(), seen.flatten().int()]
         self.submit(cache, Batch([task], torch.cat(told), tokens.flatten().int(), False))
         start = task.rows * (self.row_floats - self.vocab_size)
-        logits = cache.workspace.read("arena", torch.float32, start, batch * keep * self.vocab_size)
+        logits = cache.read("arena", torch.float32, start, batch * keep * self.vocab_size)
         return logits.view(batch, keep, self.vocab_size)
 
     def task(
@@ -326,14 +311,14 @@ class WebGPUModel(CausalModel):
         return torch.cat([torch.stack(fields, 1).int(), turns.view(torch.int32)], 1)
 
     def submit(self, cache: WebGPUCache, batch: Batch) -> None:
-        space, device = cache.workspace, self.device_used
+        device = self.device_used
         lanes, memory = bytes_of(batch.lanes), bytes_of(batch.memory)
         arena = 4 * batch.capacity * self.row_floats
-        space.write(arena, tasks=batch.records(), lanes=lanes, memory=memory)
+        cache.write(arena, tasks=batch.records(), lanes=lanes, memory=memory)
         encoder = device.device.create_command_encoder()
         run = encoder.begin_compute_pass()
         for index, task in enumerate(batch.tasks):
-            run.set_bind_group(0, space.group, [index * UNIFORM])
+            run.set_bind_group(0, cache.shared_group, [index * UNIFORM])
             code = self.codes[tile_of(task.rows)]
             for entry, weights, groups in self.dispatches(task, batch.draws):
                 run.set_pipeline(device.pipeline(code, entry))
@@ -350,5 +335,4 @@ class WebGPUModel(CausalModel):
 
 
 def tile_of(rows: int) -> int:
-    """Return how many rows a workgroup multiplies at once."""
     return next((tile for tile in TILES if rows <= tile), TILES[-1])

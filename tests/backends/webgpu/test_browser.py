@@ -82,10 +82,10 @@ def test_what_python_submits_gives_the_same_tokens_and_logits(page, monkeypatch,
     def note(cache, batch):
         submit(cache, batch)
         submitted.append(batch)
-        tokens.append(cache.workspace.read("memory", torch.int32, 0, batch.tasks[0].held).tolist())
+        tokens.append(cache.read("memory", torch.int32, 0, batch.tasks[0].held).tolist())
         caches[:] = [layer.size for layer in cache.layers]
         start = batch.capacity * (model.row_floats - model.vocab_size)
-        logits[:] = [cache.workspace.read("arena", torch.float32, start, model.vocab_size)]
+        logits[:] = [cache.read("arena", torch.float32, start, model.vocab_size)]
 
     caches, logits = [], []
     monkeypatch.setattr(model, "submit", note)
