@@ -72,8 +72,7 @@ class GuidedModel(ModelWrapper[CausalModel]):
         self.prompt_length = prompt_length
         self.others = [one.to(model.device) for one in others]
         self.shifts = [length - prompt_length for length in lengths]  # of the others' positions
-        # of each prompt, the engine's first: slots before the engine's that it has, and that it
-        # sees, the last of them
+        # of each prompt, the engine's first: slots before the engine's that it sees, and has
         self.seen = [0, *(length - 1 for length in lengths)] if any(self.shifts) else []
         longest = max(self.seen, default=0)
         self.ahead = [longest for _ in self.seen] if model.takes_rows else self.seen

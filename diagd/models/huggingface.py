@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, StaticLayer
 
 from diagd.decoding.model import CausalModel, ModelShape
 from diagd.models.attention import check_length, check_sizes, keep_lanes, refuse_context
@@ -22,23 +22,11 @@ _PROBE_TOKENS = 6
 _PROBE_TOLERANCE = 1e-2  # of the spread of the logits; half precision gets sqrt(eps) where larger
 
 
-class SlotCacheLayer(CacheLayerMixin):
+class SlotCacheLayer(StaticLayer):
     """Keys and values of one layer, each (B, heads, num_slots, D), allocated at the first step."""
 
-    is_compileable = True
     slots: Tensor  # (L,) int64, where the coming step writes
     num_visible = 0  # how many slots it reads
-
-    def __init__(self, batch_size: int, num_slots: int) -> None:
-        super().__init__()
-        self.batch_size, self.num_slots = batch_size, num_slots
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys, self.values = (
-            states.new_zeros(self.batch_size, states.shape[1], self.num_slots, states.shape[3])
-            for states in (key_states, value_states)
-        )
-        self.is_initialized = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
@@ -56,9 +44,6 @@ class SlotCacheLayer(CacheLayerMixin):
 
     def get_seq_length(self) -> int:
         return self.num_visible
-
-    def get_max_length(self) -> int:
-        return self.num_slots
 
 
 class Vocabulary:
@@ -177,7 +162,7 @@ class HuggingFaceModel(CausalModel):
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Cache:
         check_sizes(batch_size, num_slots, context)
         count = self.config.num_hidden_layers
-        return Cache(layers=[SlotCacheLayer(batch_size, num_slots) for _ in range(count)])
+        return Cache(layers=[SlotCacheLayer(num_slots) for _ in range(count)])
 
     def renew_cache(self, cache: Cache, context: Tensor | None = None) -> bool:
         refuse_context(context)
