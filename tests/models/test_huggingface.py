@@ -136,7 +136,8 @@ def test_the_cache_allocates_once():
     pointers = set()
     for _ in range(2):
         model.forward(random_tokens(1, 3), lanes, lanes, visible, cache)
-        keys = cache.layers[0].keys
+        layer: Any = cache.layers[0]
+        keys = layer.keys
         assert keys is not None
         assert keys.shape == (1, 2, 7, 8)  # batch, kv heads, slots, head_dim
         pointers.add(keys.data_ptr())

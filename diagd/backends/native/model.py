@@ -5,7 +5,6 @@ do not depend on how many lanes share a step.
 """
 
 import ctypes
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -79,6 +78,7 @@ class NativeModel(CausalModel):
                 "the native kernels have no cross-attention, position table or exact GELU in MLPs"
             )
         self.config, self.weights = model.config, weights
+        self._shape = shape_of(model.config, torch.device("cpu"))
         self._library = library or load_library()
         check_records(self._library)
         suffix = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}[weights]
@@ -91,9 +91,9 @@ class NativeModel(CausalModel):
         self._laid_out = NativeWeights(model, weights, self._library.block_columns(), use_up)
         self.weight_bytes = self._laid_out.weight_bytes  # of a weight that a step reads
 
-    @cached_property
+    @property
     def shape(self) -> ModelShape:
-        return shape_of(self.config, torch.device("cpu"))
+        return self._shape
 
     @property
     def embeddings(self) -> Tensor:

@@ -5,7 +5,7 @@ In small pages, which are looked up anew, a step of one lane takes a few percent
 
 import ctypes
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +114,8 @@ class NativeWeights:
         proj = model.head_proj
         head_proj, head_proj_scale = (None, None) if proj is None else self._matrix(proj.weight)
         rotary, positions = stack.rotary, stack.embed_positions
-        names = [name for name, kind in ModelRecord._fields_ if kind is not POINTER]
+        pairs: Any = ModelRecord._fields_
+        names = [name for name, kind in pairs if kind is not POINTER]
         values = {name: getattr(config, name) for name in names if hasattr(config, name)}
         if config.position not in ("rope2d", "rope3d"):
             values["grid_width"] = 0

@@ -68,9 +68,10 @@ def load_kernels(config: ModelConfig, dtype: torch.dtype, device: torch.device) 
     attention = importlib.import_module("diagd.backends.triton.attention")
     sampling = importlib.import_module("diagd.backends.triton.sampling")
     kernels = Kernels(attention.attend_slots, attention.rotate_and_store, sampling.draw)
+    like = torch.empty(0, dtype=dtype, device=device)
     try:
-        _check_store(kernels, config, dtype, device)
-        _check_attention(kernels, config, dtype, device)
+        _check_store(kernels, config, like)
+        _check_attention(kernels, config, like)
         check_draws(kernels.sample, min(config.vocab_size, 5000), dtype, device)
     except ValueError as error:
         raise OSError(f"the Triton kernels are wrong here ({error})") from None
@@ -81,24 +82,22 @@ def load_kernels(config: ModelConfig, dtype: torch.dtype, device: torch.device) 
 
 
 @torch.inference_mode()
-def _check_attention(
-    kernels: Kernels, config: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> None:
+def _check_attention(kernels: Kernels, config: ModelConfig, like: Tensor) -> None:
     """Attend in slots without order, some unwritten, through views of larger buffers."""
     generator = torch.Generator().manual_seed(0)
     num_slots, kv_heads, size = 160, config.num_kv_heads, config.head_dim
     cached = torch.randn(2, 2, kv_heads, num_slots + 7, size, generator=generator)
-    keys, values = cached.to(device, dtype)[:, :, :, :num_slots]
+    keys, values = cached.to(like)[:, :, :, :num_slots]
     held = torch.randperm(num_slots, generator=generator) - 9
     fed_at = torch.randint(-1, 9, (num_slots,), generator=generator)
     fed_at[held < 0] = NEVER
     for lanes in LANES:
         queries = torch.randn(2, lanes, config.num_heads, size, generator=generator)
-        queries = queries.to(device, dtype).transpose(1, 2)
+        queries = queries.to(like).transpose(1, 2)
         positions = torch.randint(0, num_slots - 9, (lanes,), generator=generator)
         steps = torch.randint(0, 9, (lanes,), generator=generator)
-        held, fed_at = held.clamp(min=-1).to(device), fed_at.to(device)
-        rule = positions.to(device), steps.to(device), held, fed_at
+        held, fed_at = held.clamp(min=-1).to(like.device), fed_at.to(like.device)
+        rule = positions.to(like.device), steps.to(like.device), held, fed_at
         window = num_slots // lanes  # of all, of many and of few
         seen = visible_slots(*rule) & (rule[0][:, None] - held < window)
         expected = attend(queries.double(), keys.double(), values.double(), seen)
@@ -107,23 +106,21 @@ def _check_attention(
 
 
 @torch.inference_mode()
-def _check_store(
-    kernels: Kernels, config: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> None:
+def _check_store(kernels: Kernels, config: ModelConfig, like: Tensor) -> None:
     """Store the parts of merged projections at slots without order."""
     lanes, num_slots = 5, 9
     heads = config.num_heads, config.num_kv_heads, config.num_kv_heads
     generator = torch.Generator().manual_seed(0)
     parts = torch.randn(2, lanes, sum(heads), config.head_dim, generator=generator)
-    queries, keys, values = parts.to(device, dtype).transpose(1, 2).split(heads, 1)
-    angles = torch.randn(lanes, config.head_dim // 2, generator=generator).to(device)
-    turns = angles.cos().to(dtype), angles.sin().to(dtype)
-    slots = torch.randperm(num_slots, generator=generator)[:lanes].to(device)
+    queries, keys, values = parts.to(like).transpose(1, 2).split(heads, 1)
+    angles = torch.randn(lanes, config.head_dim // 2, generator=generator)
+    turns = angles.cos().to(like), angles.sin().to(like)
+    slots = torch.randperm(num_slots, generator=generator)[:lanes].to(like.device)
     buffers = values.new_zeros(2, 2, config.num_kv_heads, num_slots, config.head_dim)
     rotated = kernels.store(queries, keys, values, *turns, slots, *buffers)
     wide = [turn.double() for turn in turns]
     expected = torch.zeros_like(buffers)
-    expected[0, :, :, slots] = rotate(keys.double(), *wide).to(dtype)
+    expected[0, :, :, slots] = rotate(keys.double(), *wide).to(like)
     expected[1, :, :, slots] = values
     _check_close("rotated keys are", rotated, rotate(queries.double(), *wide), parts)
     _check_close("rotated keys are", buffers, expected, parts)

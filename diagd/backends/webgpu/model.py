@@ -7,7 +7,7 @@ they draw stays on the device: `Buffers.tokens` fetches it when somebody reads i
 import ctypes
 import importlib
 from collections.abc import Iterator
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -227,6 +227,7 @@ class WebGPUModel(CausalModel):
         dtype = torch.int8 if int8 else model.dtype
         check_shape(model.config, dtype)
         self.config = model.config
+        self._shape = shape_of(model.config, torch.device("cpu"))
         self.device_used = open_device()
         self.lane = FIELDS + model.config.head_dim
         self._rotary = model.model.rotary
@@ -238,9 +239,9 @@ class WebGPUModel(CausalModel):
         self.codes = {rows: f"const ROWS = {rows}u;\n{code}" for rows in TILES}
         self.row_floats, self._dispatches = row_floats(self.config), dispatches_of(self.config)
 
-    @cached_property
+    @property
     def shape(self) -> ModelShape:
-        return shape_of(self.config, torch.device("cpu"))
+        return self._shape
 
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
