@@ -1,8 +1,6 @@
 """The same text in Chromium, on SwiftShader: another compiler (Tint), the limits of browsers."""
 
 import base64
-import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,26 +11,18 @@ from diagd.backends.webgpu.shader import OWN, SHARED, TILES, UNIFORM, bytes_of, 
 from diagd.decoding.sampling_options import SamplingOptions
 from tests.backends.webgpu.adapter import on_webgpu
 from tests.backends.webgpu.test_model import decode
+from tests.browser import ON_CPU, open_browser
 from tests.models.tiny import KINDS, tiny_model
 
 
 @pytest.fixture(scope="module")
 def page():
-    """Open an empty page in the system's Chromium, with WebGPU on its CPU, or skip the test."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[test]'")
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("NO BROWSER TESTS: no chromium found (apt-get install chromium)")
-    arguments = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"]
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        arguments.append("--no-sandbox")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=arguments)
+    """Open an empty page in a browser with WebGPU on its CPU, or skip the test."""
+    with open_browser(*ON_CPU) as browser:
         page = browser.new_page()
         page.route("**/*", lambda route: route.fulfill(body="<p>", content_type="text/html"))
         page.goto("http://localhost/")  # WebGPU is for secure origins
         yield page
-        browser.close()
 
 
 def base64_of(data):

@@ -6,13 +6,12 @@ The GPU is Chromium's SwiftShader, which computes on the processor: it is slow, 
 import dataclasses
 import itertools
 import json
-import os
-import shutil
 
 import pytest
 
 from diagd.data.actions import ActionVocabulary
 from diagd.families.checkpoints import save_model
+from tests.browser import ON_CPU, open_browser
 from tests.models.tiny import with_int8_weights
 from tests.web.play.serving import wait_until
 from tests.web.play.test_browser_engine import checksums, dream_of
@@ -25,7 +24,6 @@ from tests.worlds import (
     write_scenes,
 )
 
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[test]'")
 pytestmark = pytest.mark.slow
 PATIENCE_MS = 300_000
 
@@ -52,17 +50,8 @@ WebAssembly.instantiate = async (...given) => {
 
 @pytest.fixture(scope="module")
 def browser():
-    """Start the system's Chromium with WebGPU on its CPU, or skip the test."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("NO BROWSER TESTS: no chromium found (apt-get install chromium)")
-    arguments = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"]
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        arguments.append("--no-sandbox")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=arguments)
+    with open_browser(*ON_CPU) as browser:
         yield browser
-        browser.close()
 
 
 def write(folder, change=lambda model: model):
