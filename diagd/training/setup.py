@@ -128,8 +128,12 @@ def choose_precision(asked: str) -> str:
     """Return "bf16" or "no"; for "auto" bf16 where the device that trains multiplies it."""
     if asked != "auto":
         return asked
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return "bf16" if multiplies_bfloat16(device) else "no"
+    return "bf16" if _trains_in_bfloat16() else "no"
+
+
+def _trains_in_bfloat16() -> bool:
+    """Whether the device that trains, a GPU where there is one, multiplies bfloat16."""
+    return multiplies_bfloat16(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 class FloatMuon(torch.optim.Muon):
@@ -170,7 +174,7 @@ def make_optimizers(model: Transformer, options: RunOptions) -> list[torch.optim
         blocks = [p for p in model.model.layers.parameters() if p.ndim == 2]
         in_blocks = {id(p) for p in blocks}
         matrices = [p for p in matrices if id(p) not in in_blocks]
-        muon = torch.optim.Muon if multiplies_bfloat16(model.device) else FloatMuon
+        muon = torch.optim.Muon if _trains_in_bfloat16() else FloatMuon
         scale = "match_rms_adamw"  # so that AdamW's learning rate serves both
         optimizers.append(muon(blocks, rate, decay, adjust_lr_fn=scale))
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]

@@ -7,6 +7,7 @@ from diagd.families.checkpoints import load_model
 from diagd.families.presets import PRESETS
 from diagd.tokenizers.shards import codebook_fingerprint
 from diagd.tokenizers.vq import VQTokenizer
+from diagd.training import setup
 from diagd.training.loop import draw_batch
 from diagd.training.setup import (
     FloatMuon,
@@ -67,3 +68,11 @@ def test_muon_takes_the_matrices_of_the_blocks_and_adamw_all_else_once(options):
     others = [id(p) for group in adamw.param_groups for p in group["params"]]
     assert sorted(others + blocks) == sorted(id(p) for p in model.parameters())
     assert [group["weight_decay"] for group in adamw.param_groups] == [0.2, 0.0]
+
+
+def test_muon_is_that_of_the_gpu_that_will_train(options, monkeypatch):
+    """The model is still on the processor when its optimizers are made."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(setup, "multiplies_bfloat16", lambda device: device.type == "cuda")
+    muon, _ = make_optimizers(start_model(model_config(), seed=0), options(optimizer="muon"))
+    assert type(muon) is torch.optim.Muon

@@ -298,10 +298,12 @@ def parse_strategies(texts: Iterable[str]) -> list[Strategy]:
 
 
 def as_strategy(value: Strategy | DiagonalSchedule | str) -> Strategy:
-    if isinstance(value, str):
-        return parse_strategy(value)
-    if isinstance(value, DiagonalSchedule):
-        return Diagonal(value.row_lag, value.frame_lag, value.row_start)
-    if not isinstance(value, Strategy):
-        raise ValueError(f"a strategy must be a name, got {str(value)[:40]}")
-    return value
+    match value:
+        case str():
+            return parse_strategy(value)
+        case DiagonalSchedule():
+            return Diagonal(value.row_lag, value.frame_lag, value.row_start)
+        case Strategy():
+            return value
+        case _:
+            raise ValueError(f"a strategy must be a name, got {str(value)[:40]}")
