@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
-from transformers.cache_utils import Cache, StaticLayer
+from transformers import Cache, LlamaConfig, LlamaForCausalLM, PreTrainedModel, StaticLayer
 
 from diagd.decoding.model import CausalModel, ModelShape
 from diagd.models.attention import check_length, check_sizes, keep_lanes, refuse_context

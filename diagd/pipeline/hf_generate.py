@@ -5,8 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
-from transformers.generation.logits_process import (
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
