@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diagd.decoding.model import Behind, Buffers, Lanes, ModelWrapper, Step, StepFunction
-from diagd.decoding.schedule import whole_blocks
+from diagd.decoding.engine import Lanes, whole_blocks
+from diagd.decoding.model import Behind, Buffers, ModelWrapper, StepFunction, StepParts
 from diagd.decoding.visibility import NEVER
 
 COMPILED_BLOCK, CAPTURED_BLOCK = 256, 512  # cache slots are read in whole blocks: few shapes
@@ -34,7 +34,7 @@ class Compiled(ModelWrapper[Behind]):
     def replays(self) -> bool:
         return True
 
-    def make_step(self, step: Step) -> StepFunction:
+    def make_step(self, step: StepParts) -> StepFunction:
         run = torch.compile(step.of(self.model).run, dynamic=True)
         return lambda lanes, num_slots: run(lanes, whole_blocks(num_slots, COMPILED_BLOCK))
 
@@ -82,7 +82,7 @@ class Captured(ModelWrapper[Behind]):
         buffers.fed_at.fill_(NEVER)
         return self.model.renew_cache(buffers.cache, context)
 
-    def make_step(self, step: Step) -> StepFunction:
+    def make_step(self, step: StepParts) -> StepFunction:
         graphs, kind, whole = self._graphs[step.buffers], step.kind, step.of(self.model).run
 
         def run(lanes: Tensor, num_slots: int) -> None:

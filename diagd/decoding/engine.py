@@ -8,30 +8,104 @@ positions matter to the model, or `keep_frames` says so, the prefix and the newe
 prefilled again from slot 0 instead.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from diagd.decoding.model import Buffers, CausalModel, DrawRule, Lanes, Step, StepFunction
-from diagd.decoding.sampling import UNDRAWN, ValidRanges
+from diagd.decoding.model import Buffers, CausalModel, StepFunction
+from diagd.decoding.sampling import UNDRAWN, Draw, ValidRanges
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import SCRATCH, DecodePlan, Order, SequenceLayout, make_plan
-from diagd.decoding.visibility import NEVER, Rule, visible_slots
+from diagd.decoding.visibility import NEVER, Rule, raster_rule, visible_slots
 
 # Lanes of a prompt fed at once: on the CPU what the caches of its cores hold, on a GPU what keeps
 # it busy while the host launches the next layer.
 PREFILL_LANES = {"cpu": 256, "cuda": 4096}
+BLOCK = 64  # cache slots are read in whole blocks, so that few numbers of them occur
+# the step, logits (B, L, V) and their lanes -> ids (B, L); equal rules draw the same
+DrawRule = Callable[["Step", Tensor, "Lanes"], Tensor]
+
+
+class Lanes(NamedTuple):
+    """The lanes of one forward pass: each field (L,) int64, all of them a tensor (8, L)."""
+
+    positions: Tensor  # where the lane stands: what it may see, and what RoPE sees
+    slots: Tensor  # where its keys and values are written; scratch for padding
+    inputs: Tensor  # the slot whose token id is fed: `slots`, or a stand-in's source
+    outputs: Tensor  # the slot that its prediction is written to, or scratch
+    steps: Tensor  # the step at which it is fed
+    frames: Tensor  # frame, row and column of the token it writes (0 where it writes none)
+    rows: Tensor
+    columns: Tensor
+
+    @classmethod
+    def of(cls, packed: Tensor) -> "Lanes":
+        """Name the rows of (8, L): views, so what is written to them is written to `packed`."""
+        return cls(*packed.unbind())
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of decoding: what runs, over what, and how."""
+
+    model: CausalModel
+    buffers: Buffers
+    sampling: SamplingOptions  # how tokens are drawn
+    ranges: ValidRanges  # among which
+    rule: Rule = raster_rule  # who may see whom
+    draw_rule: DrawRule | None = None  # what turns logits into tokens; None is `draw`
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether visibility and draws are ours, for which kernels may be written."""
+        return self.rule is raster_rule and self.draw_rule is None
+
+    @property
+    def kind(self) -> Hashable:
+        """All that the step depends on but the buffers, the lanes and the slots."""
+        return replace(self.sampling, valid_range=None), self.ranges, self.rule, self.draw_rule
+
+    def of(self, model: CausalModel) -> "Step":
+        return replace(self, model=model)
+
+    def run(self, lanes: Tensor, num_slots: int) -> None:
+        """Gather, forward, sample, scatter: lanes (8, L), over so many slots in whole blocks."""
+        lane, memory, num_slots = Lanes.of(lanes), self.buffers, whole_blocks(num_slots, BLOCK)
+        seen = lane.positions, lane.steps, memory.held[:num_slots], memory.fed_at[:num_slots]
+        ours = self.rule is raster_rule
+        visible = self.model.see(*seen) if ours else visible_slots(*seen, self.rule)
+        # UNDRAWN is no id: it is found in `Stream.finish_frame`
+        tokens = memory.tokens[:, lane.inputs].clamp_(min=0)
+        logits = self.model.forward(tokens, lane.positions, lane.slots, visible, memory.cache)
+        draw = self.draw_rule or Step.draw
+        memory.tokens.index_copy_(1, lane.outputs, draw(self, logits, lane))
+
+    def draw(self, logits: Tensor, lane: Lanes) -> Tensor:
+        """Draw a token for every lane, (B, L) int64, from logits (B, L, V)."""
+        return self.model.sample(logits, self.draw_of(lane))
+
+    def draw_of(self, lane: Lanes) -> Draw:
+        places = lane.frames, lane.rows, lane.columns
+        return Draw(self.sampling, self.ranges, self.buffers.seeds, *places)
+
+
+def whole_blocks(size: int, block: int) -> int:
+    return -(-size // block) * block
 
 
 class Stream:
-    """Tokens of a raster-order model, written by whoever feeds lanes; `frame` is the layout of one.
+    """Tokens of a raster-order model, written by whoever feeds lanes.
 
-    Arguments are those of `diagd.decoding.generate_tokens.DecodingEngine`.
+    Args:
+        frame: the layout of one frame.
+        buffers: of the model.
+        max_slots: the longest sequence to hold.
+        keep_frames, rule: see `diagd.decoding.generate_tokens.DecodingEngine`.
     """
 
     def __init__(

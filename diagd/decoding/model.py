@@ -1,24 +1,21 @@
-"""A step, and the protocol of a model, `CausalModel`, where `decoding` meets `models`, `backends`.
+"""The protocol of a model, `CausalModel`: where `decoding` meets `models` and `backends`.
 
 `tests/backends/conformance.py` checks that a class keeps to it. Models that are guided, compiled,
 captured or timed are a `ModelWrapper` before another model.
 """
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from diagd.decoding.sampling import Draw, ValidRanges, sample
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.schedule import BLOCK, whole_blocks
-from diagd.decoding.visibility import NEVER, Rule, raster_rule, visible_slots
+from diagd.decoding.visibility import NEVER, visible_slots
 
 StepFunction = Callable[[Tensor, int], None]  # (lanes (8, L) int64, cache slots to read)
-# the step, logits (B, L, V) and their lanes -> ids (B, L); equal rules draw the same
-DrawRule = Callable[["Step", Tensor, "Lanes"], Tensor]
 
 
 @dataclass(eq=False)
@@ -32,67 +29,21 @@ class Buffers:
     cache: Any  # what the model keeps
 
 
-class Lanes(NamedTuple):
-    """The lanes of one forward pass: each field (L,) int64, all of them a tensor (8, L)."""
-
-    positions: Tensor  # where the lane stands: what it may see, and what RoPE sees
-    slots: Tensor  # where its keys and values are written; scratch for padding
-    inputs: Tensor  # the slot whose token id is fed: `slots`, or a stand-in's source
-    outputs: Tensor  # the slot that its prediction is written to, or scratch
-    steps: Tensor  # the step at which it is fed
-    frames: Tensor  # frame, row and column of the token it writes (0 where it writes none)
-    rows: Tensor
-    columns: Tensor
-
-    @classmethod
-    def of(cls, packed: Tensor) -> "Lanes":
-        """Name the rows of (8, L): views, so what is written to them is written to `packed`."""
-        return cls(*packed.unbind())
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """One step of decoding: what runs, over what, and how."""
-
-    model: "CausalModel"
-    buffers: Buffers
-    sampling: SamplingOptions  # how tokens are drawn
-    ranges: ValidRanges  # among which
-    rule: Rule = raster_rule  # who may see whom
-    draw_rule: DrawRule | None = None  # what turns logits into tokens; None is `draw`
+class StepParts(Protocol):
+    """The parts of a step that a model sees; the step is a `diagd.decoding.engine.Step`."""
 
     @property
-    def is_plain(self) -> bool:
-        """Whether visibility and draws are ours, for which kernels may be written."""
-        return self.rule is raster_rule and self.draw_rule is None
-
+    def buffers(self) -> Buffers: ...
     @property
-    def kind(self) -> Hashable:
-        """All that the step depends on but the buffers, the lanes and the slots."""
-        return replace(self.sampling, valid_range=None), self.ranges, self.rule, self.draw_rule
-
-    def of(self, model: "CausalModel") -> "Step":
-        return replace(self, model=model)
-
-    def run(self, lanes: Tensor, num_slots: int) -> None:
-        """Gather, forward, sample, scatter: lanes (8, L), over so many slots in whole blocks."""
-        lane, memory, num_slots = Lanes.of(lanes), self.buffers, whole_blocks(num_slots, BLOCK)
-        seen = lane.positions, lane.steps, memory.held[:num_slots], memory.fed_at[:num_slots]
-        ours = self.rule is raster_rule
-        visible = self.model.see(*seen) if ours else visible_slots(*seen, self.rule)
-        # UNDRAWN is no id: it is found in `Stream.finish_frame`
-        tokens = memory.tokens[:, lane.inputs].clamp_(min=0)
-        logits = self.model.forward(tokens, lane.positions, lane.slots, visible, memory.cache)
-        draw = self.draw_rule or Step.draw
-        memory.tokens.index_copy_(1, lane.outputs, draw(self, logits, lane))
-
-    def draw(self, logits: Tensor, lane: Lanes) -> Tensor:
-        """Draw a token for every lane, (B, L) int64, from logits (B, L, V)."""
-        return self.model.sample(logits, self.draw_of(lane))
-
-    def draw_of(self, lane: Lanes) -> Draw:
-        places = lane.frames, lane.rows, lane.columns
-        return Draw(self.sampling, self.ranges, self.buffers.seeds, *places)
+    def sampling(self) -> SamplingOptions: ...
+    @property
+    def ranges(self) -> ValidRanges: ...
+    @property
+    def is_plain(self) -> bool: ...
+    @property
+    def kind(self) -> Hashable: ...
+    def of(self, model: "CausalModel") -> "StepParts": ...
+    def run(self, lanes: Tensor, num_slots: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -185,7 +136,7 @@ class CausalModel(Protocol):
         held, seeds = torch.full_like(tokens[0], -1), torch.zeros_like(tokens[:, 0])
         return Buffers(tokens, held, torch.full_like(held, NEVER), seeds, cache)
 
-    def make_step(self, step: Step) -> StepFunction:
+    def make_step(self, step: StepParts) -> StepFunction:
         """Return what runs a step again and again: by default its parts one by one."""
         return step.run
 
@@ -268,7 +219,7 @@ class ModelWrapper(CausalModel, Generic[Behind]):
             return super().make_buffers(batch_size, num_slots, context)
         return self.model.make_buffers(batch_size, num_slots, context)
 
-    def make_step(self, step: Step) -> StepFunction:
+    def make_step(self, step: StepParts) -> StepFunction:
         parts = self._overrides("see", "forward", "sample")
         return step.run if parts else self.model.make_step(step.of(self.model))
 

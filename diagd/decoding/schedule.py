@@ -19,7 +19,6 @@ from diagd.checks import whole
 RowStart = Literal["action", "predecessor", "temporal", "spatial"]
 Place = tuple[int, int, int]  # frame t, row i, column j
 MIN_WIDTH = 8  # of a padded step: the narrowest tile of a GPU's matrix units
-BLOCK = 64  # cache slots are read in whole blocks, so that few numbers of them occur
 SCRATCH = -(2**31)  # stands for the scratch slot, whose place only the engine knows
 
 
@@ -221,7 +220,7 @@ class DecodePlan:
     """All steps of an order over a layout; slots are relative to the start of the generation."""
 
     order: Order
-    # of all steps, one after the other: the eight fields of `diagd.decoding.model.Lanes`
+    # of all steps, one after the other: the eight fields of `diagd.decoding.engine.Lanes`
     lanes: list[tuple[int, ...]]
     starts: list[int]  # (num_steps + 1) where each step begins in `lanes`
     num_fed: list[int]  # (num_steps) lanes of each step that are no padding
@@ -271,10 +270,6 @@ def padded_width(num_lanes: int, widest: int | None = None) -> int:
         return 1
     width = max(MIN_WIDTH, 1 << (num_lanes - 1).bit_length())
     return width if widest is None or 4 * width <= 3 * widest else widest
-
-
-def whole_blocks(size: int, block: int) -> int:
-    return -(-size // block) * block
 
 
 def feeds(order: Order, layout: SequenceLayout, known_row_ends: bool = False) -> Iterator[Feed]:

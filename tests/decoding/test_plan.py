@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import diagd
-from diagd.decoding.model import Lanes
+from diagd.decoding.engine import Lanes
 from diagd.decoding.schedule import (
     MIN_WIDTH,
     SCRATCH,

@@ -26,8 +26,8 @@ from diagd.backends.webgpu.shader import (
     shader_of,
     weights_of,
 )
-from diagd.decoding.model import Buffers, CausalModel, Lanes, ModelShape, Step, StepFunction
-from diagd.decoding.schedule import BLOCK, whole_blocks
+from diagd.decoding.engine import BLOCK, Lanes, whole_blocks
+from diagd.decoding.model import Buffers, CausalModel, ModelShape, StepFunction, StepParts
 from diagd.extras import require
 from diagd.models.attention import check_cache_fits, check_sizes
 from diagd.models.transformer import Transformer, shape_of
@@ -181,12 +181,12 @@ class WebGPUBuffers(Buffers):
 class Recorded:
     """Steps that wait for their submission, under one state of the slots."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: StepParts) -> None:
         self.step = step
         self.held, self.fed_at = step.buffers.held.clone(), step.buffers.fed_at.clone()
         self.steps: list[tuple[Tensor, int]] = []  # lanes (8, L), slots to read
 
-    def fits(self, step: Step) -> bool:
+    def fits(self, step: StepParts) -> bool:
         same = torch.equal(self.held, step.buffers.held)
         return self.step is step and same and torch.equal(self.fed_at, step.buffers.fed_at)
 
@@ -253,7 +253,7 @@ class WebGPUModel(CausalModel):
         plain = super().make_buffers(batch_size, num_slots, context)
         return WebGPUBuffers(plain.tokens, plain.held, plain.fed_at, plain.seeds, plain.cache)
 
-    def make_step(self, step: Step) -> StepFunction:
+    def make_step(self, step: StepParts) -> StepFunction:
         buffers = step.buffers
         if not step.is_plain or not isinstance(buffers, WebGPUBuffers):
             return step.run

@@ -18,7 +18,7 @@ from diagd.backends.native.wasm import World
 from diagd.backends.webgpu.model import FIELDS, Task
 from diagd.backends.webgpu.shader import UNIFORM, bytes_of
 from diagd.data.actions import ActionVocabulary
-from diagd.decoding.schedule import BLOCK, whole_blocks
+from diagd.decoding.engine import BLOCK, whole_blocks
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.families.checkpoints import save_model
 from diagd.pipeline.generator import VideoGenerator
