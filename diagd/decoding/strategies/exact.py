@@ -21,8 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from diagd.decoding.engine import Stream
-from diagd.decoding.model import DrawRule, Lanes, Step
+from diagd.decoding.engine import DrawRule, Lanes, Step, Stream
 from diagd.decoding.sampling import Draw, gumbel_noise, if_any_best, lowest_id_of, truncated_logits
 from diagd.decoding.schedule import SCRATCH, SequenceLayout, padded_width
 from diagd.decoding.strategies.table import Exact, Jacobi, SpeculativeJacobi, Tolerant

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from diagd.decoding.engine import Stream
-from diagd.decoding.model import Lanes, Step
+from diagd.decoding.engine import Lanes, Step, Stream
 from diagd.decoding.sampling import UNDRAWN, truncated_logits
 from diagd.decoding.schedule import SCRATCH, SequenceLayout
 from diagd.decoding.strategies.exact import couple
