@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diagd.backends.native.model import NativeModel
 from diagd.backends.native.weights import NativeDType
-from diagd.decoding.sampling import SamplingOptions, ValidRanges, sample
+from diagd.decoding.sampling import Draw, SamplingOptions, ValidRanges, sample
 from diagd.models.attention import SlotRule
 from tests.models.tiny import KINDS, tiny_model
 
@@ -94,7 +94,7 @@ def test_a_step_of_anything_is_computed_or_refused(
 
 
 @st.composite
-def draws(draw: Any) -> tuple[Any, ...]:
+def draws(draw: Any) -> tuple[Tensor, Draw]:
     batch, lanes, vocab = draw(SIZES), draw(SIZES), draw(st.sampled_from([1, 5, 31, 32, 50]))
     logits = torch.randn(batch, lanes, vocab, generator=torch.Generator().manual_seed(0))
     broken = draw(st.sampled_from([None, torch.nan, torch.inf, -torch.inf, 3e38, -3e38]))
@@ -117,22 +117,22 @@ def draws(draw: Any) -> tuple[Any, ...]:
     seeds = draw(tensors((batch,), torch.int64))
     frames = draw(tensors((lanes,), torch.int64))
     places = torch.arange(lanes) % 2
-    return logits, options, ValidRanges(low, high, by_place), seeds, frames, places, places
+    ranges = ValidRanges(low, high, by_place)
+    return logits, Draw(options, ranges, seeds, frames, places, places)
 
 
 @seed(15)
 @attack
-@given(arguments=draws())
-def test_a_draw_from_anything_is_the_sampler_s_or_refused(arguments: Any) -> None:
-    model = MODELS["llama", "float32"]
+@given(asked=draws())
+def test_a_draw_from_anything_is_the_sampler_s_or_refused(asked: tuple[Tensor, Draw]) -> None:
+    logits, draw = asked
     try:
-        drawn = model.sample(*arguments)
+        drawn = MODELS["llama", "float32"].sample(logits, draw)
     except ValueError:
         event("refused")
         return
     event("drawn")
-    logits, options = arguments[:2]
     assert ((drawn >= -1) & (drawn < logits.shape[2])).all()
-    if options.temperature in (0.0, 0.5, 1.0) and arguments[2].by_place is None:
-        expected = sample(*arguments)
+    if draw.options.temperature in (0.0, 0.5, 1.0) and draw.ranges.by_place is None:
+        expected = sample(logits, draw)
         assert torch.equal(drawn == -1, expected == -1)
