@@ -24,7 +24,7 @@ void* find(const char* library, const char* name) {
 #endif
 
 constexpr int HIDDEN = 64, INNER = 96, LAYERS = 2, HEADS = 4, KV_HEADS = 2, HEAD = 16, VOCAB = 96;
-constexpr int TOKENS = 12, SLOTS = 32;
+constexpr int TOKENS = 12, SLOTS = 32, WINDOW = 5;  // of positions, in the last layer
 
 uint32_t state = 1;
 float number() {  // in [-1, 1)
@@ -71,9 +71,10 @@ int check(int (*decode)(const Model*, const Step*), const char* name) {
   const double frequencies[HEAD / 2] = {1, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.001};
   const int64_t axes[HEAD / 2] = {};
   Model model{HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD, VOCAB, 1, 1, VOCAB, 64, 0, 0, 0, 0,
-              INNER, 1e-5f, floats(VOCAB * HIDDEN, 1), blocks<W>(VOCAB, INNER), nullptr, frequencies,
+              INNER, WINDOW, 1e-5f, floats(VOCAB * HIDDEN, 1), blocks<W>(VOCAB, INNER), nullptr, frequencies,
               axes, floats(HIDDEN, 0.1f, 1), nullptr, scale(VOCAB), floats(VOCAB, 0.1f),
               blocks<W>(INNER, HIDDEN), scale(INNER), floats(INNER, 0.1f), layers};
+  layers[LAYERS - 1].slides = 1;
   if (PACKED<W> > 1) model.embeddings = blocks<Pair>(VOCAB, HIDDEN);
 
   const auto feed = [&](std::vector<int> widths, int threads) {
@@ -83,7 +84,7 @@ int check(int (*decode)(const Model*, const Step*), const char* name) {
     void* buffers[2 * LAYERS];
     for (int i = 0; i < 2 * LAYERS; i++) buffers[i] = memory[i].data();
     std::vector<float> logits(TOKENS * VOCAB);
-    int64_t tokens[TOKENS], places[TOKENS];
+    int64_t tokens[TOKENS], places[TOKENS], written[SLOTS] = {};
     for (int i = 0; i < TOKENS; i++) tokens[i] = i * 7 % VOCAB, places[i] = i;
     for (int at = 0, turn = 0; at < TOKENS; at += widths[turn++ % widths.size()]) {
       const int lanes = widths[turn % widths.size()], seen = at + lanes;
@@ -92,7 +93,7 @@ int check(int (*decode)(const Model*, const Step*), const char* name) {
         for (int slot = 0; slot <= at + lane; slot++) visible[lane * seen + slot] = 1;
       const Step step{1, lanes, seen, SLOTS, lanes, threads, tokens + at, places + at, places + at,
                       visible.data(), nullptr, nullptr, nullptr, buffers, buffers + LAYERS,
-                      logits.data() + at * VOCAB, nullptr};
+                      written, logits.data() + at * VOCAB, nullptr};
       if (decode(&model, &step)) std::exit(3);
     }
     return logits;

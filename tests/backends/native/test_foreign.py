@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from diagd.backends.devices import cpu_features
-from diagd.backends.native.compiler import FLAGS
+from diagd.backends.native.compiler import FLAGS, find_compiler
 from diagd.backends.native.library import VARIANTS, find_or_make
 from runs import wheels
 
@@ -52,6 +52,12 @@ def test_kernels_of_a_platform_compute_what_those_of_this_machine_do(platform, t
         for weights, values in expected.items():
             error = (logits[weights] - values).abs().max() / values.abs().max()
             assert error <= TOLERANCE[weights], (name, weights)
+
+
+def test_the_program_is_written_for_the_records_of_the_kernels():
+    if (compiler := find_compiler()) is None:
+        pytest.skip("no C++ compiler here")
+    subprocess.run([compiler, "-std=c++20", "-fsyntax-only", PROGRAM], check=True)
 
 
 def build_program(platform, target):
