@@ -17,9 +17,9 @@ import pytest
 def kill(process: subprocess.Popen[str]) -> None:
     """Kill a process, as `kill -9` does, and all that it has started; wait for its end."""
     if process.poll() is None:
-        started = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        for each in started:
+        first = psutil.Process(process.pid)
+        first.suspend()  # it starts nothing more
+        for each in (*first.children(recursive=True), first):
             with suppress(psutil.NoSuchProcess):
                 each.kill()
     process.wait()
