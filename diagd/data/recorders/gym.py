@@ -36,14 +36,15 @@ def random_actions(names: tuple[str, ...], rng: np.random.Generator) -> Iterator
 
 
 class GymGame:
-    """A Gymnasium environment and its player, like `DoomGame`; every episode is a fresh one."""
+    """A Gymnasium environment, a fresh one for every episode, and its player; as `DoomGame`."""
 
     def __init__(
         self,
         make: Callable[[], Any],
         name: str,
         values: Mapping[str, Any] | None,  # by action; None: the environment's own names
-        new_player: Callable[[Any, np.random.Generator], Callable[[Any], str]] | None,  # random
+        new_player: Callable[[Any, np.random.Generator], Callable[[Any], str]]
+        | None,  # None: random
     ) -> None:
         self.make, self.name, self.env, self.new_player = make, name, make(), new_player
         self.values = own_actions(self.env, name) if values is None else dict(values)
