@@ -13,12 +13,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
-from transformers import DynamicCache
 
 from diagd.backends.devices import DTypeName, device_of, dtype_of
 from diagd.backends.linears import int8_companion
@@ -35,12 +35,12 @@ from diagd.families.checkpoints import find_model, load_model
 from diagd.families.presets import PRESETS
 from diagd.files import write_json
 from diagd.models.config import ModelConfig
-from diagd.models.huggingface import cache_argument, is_llama, llama_of
 from diagd.models.transformer import Transformer, num_parameters
 from diagd.system import provenance
 from diagd.tokenizers.text import NUM_PLACES
 
 HUGGING_FACE = "hugging face"
+HUGGING_FACE_MODELS = "diagd.models.huggingface"  # slow to import
 CACHE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 2}
 
 
@@ -134,28 +134,34 @@ def engine_rows(
     ]
 
 
-@torch.inference_mode()
-def _run_hugging_face(llama: Any, grid: TokenGrid, inputs: Inputs) -> Run:
-    """Run the baseline everybody has: greedy `generate`, a frame a call, the cache kept."""
-    prompt, actions = inputs.prompt, inputs.actions
-    cache = {cache_argument(llama): DynamicCache(config=llama.config)}
-    if prompt.shape[1] > 1:
-        llama(prompt[:, :-1], logits_to_keep=1, **cache)
-    started, sequence = synchronized_time(prompt.device), prompt
-    for t in range(grid.num_frames):
-        sequence = torch.cat([sequence, actions[:, t]], dim=1)
-        sequence = llama.generate(
-            sequence,
-            attention_mask=torch.ones_like(sequence),
-            max_new_tokens=grid.tokens_per_frame,
-            do_sample=False,
-            eos_token_id=None,
-            **cache,
-        )
-    seconds = synchronized_time(prompt.device) - started
-    frames = sequence[:, prompt.shape[1] :].unflatten(1, (grid.num_frames, -1))
-    visual = frames[:, :, actions.shape[2] :]
-    return Run(seconds, visual.unflatten(2, (grid.height, grid.width)), grid.num_tokens)
+def hugging_face(model: Transformer, grid: TokenGrid) -> Callable[[Inputs], Run]:
+    """Make the baseline everybody has: greedy `generate`, a frame a call, the cache kept."""
+    transformers, ours = (import_module(name) for name in ("transformers", HUGGING_FACE_MODELS))
+    llama = ours.llama_of(model)
+
+    @torch.inference_mode()
+    def run(inputs: Inputs) -> Run:
+        prompt, actions = inputs.prompt, inputs.actions
+        cache = {ours.cache_argument(llama): transformers.DynamicCache(config=llama.config)}
+        if prompt.shape[1] > 1:
+            llama(prompt[:, :-1], logits_to_keep=1, **cache)
+        started, sequence = synchronized_time(prompt.device), prompt
+        for t in range(grid.num_frames):
+            sequence = torch.cat([sequence, actions[:, t]], dim=1)
+            sequence = llama.generate(
+                sequence,
+                attention_mask=torch.ones_like(sequence),
+                max_new_tokens=grid.tokens_per_frame,
+                do_sample=False,
+                eos_token_id=None,
+                **cache,
+            )
+        seconds = synchronized_time(prompt.device) - started
+        frames = sequence[:, prompt.shape[1] :].unflatten(1, (grid.num_frames, -1))
+        visual = frames[:, :, actions.shape[2] :]
+        return Run(seconds, visual.unflatten(2, (grid.height, grid.width)), grid.num_tokens)
+
+    return run
 
 
 def time_rows(rows: list[Row], repeats: int) -> None:
@@ -388,7 +394,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
         load = partial(Transformer.random, config, options.seed, device)
     rows, ceilings, has_baseline = list[Row](), {}, options.baseline == "hf"
     if options.baseline == "auto" and not (options.steps or options.temperature):
-        has_baseline = is_llama(config)
+        has_baseline = config.is_llama
         if not has_baseline:
             make_console().print(f"no Hugging Face beside it: it has no model like {options.model}")
     dtypes: list[DTypeName] = [choose_dtype(name, device, config) for name in options.dtype]
@@ -397,7 +403,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
         multiplied = [torch.float32, torch.bfloat16] if dtype == "int8" else [dtype_of(dtype)]
         ceilings[dtype] = steps.measure_ceilings(device, *multiplied)
         if has_baseline and dtype != "int8":
-            run = partial(_run_hugging_face, llama_of(load(dtype=dtype_of(dtype))), grid)
+            run = hugging_face(load(dtype=dtype_of(dtype)), grid)
             for given in inputs:
                 rows.append(Row(dtype, "", HUGGING_FACE, given.context_frames, partial(run, given)))
         for backend in options.backend:  # each uses up a model: a large one is there once

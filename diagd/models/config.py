@@ -116,6 +116,13 @@ class ModelConfig:
         return slots // (self.tokens_per_frame + self.num_action_tokens)
 
     @property
+    def is_llama(self) -> bool:
+        """Whether Hugging Face's LLaMA is the same, once it is told the rotary angles."""
+        is_one = (self.norm, self.mlp) == ("rms", "swiglu") and self.position != "learned"
+        added = self.qk_norm, self.extra_embeddings, self.head_size, self.context_size
+        return is_one and not any((*added, self.position_table, self.sliding_layers))
+
+    @property
     def num_leading(self) -> int:
         return self.num_action_tokens - self.num_seam_tokens
 

@@ -296,15 +296,9 @@ def llama_config(config: ModelConfig) -> LlamaConfig:
     )
 
 
-def is_llama(config: ModelConfig) -> bool:
-    is_one = (config.norm, config.mlp) == ("rms", "swiglu") and config.position != "learned"
-    added = config.qk_norm, config.extra_embeddings, config.head_size, config.context_size
-    return is_one and not any((*added, config.position_table, config.sliding_layers))
-
-
 def llama_of(model: Transformer) -> LlamaForCausalLM:
     """Copy the weights into a LlamaForCausalLM with the same logits, if the model is LLaMA-like."""
-    if not is_llama(config := model.config):
+    if not (config := model.config).is_llama:
         raise ValueError("only LLaMA-like models have a Hugging Face LLaMA: use --baseline none")
     with torch.device("meta"):
         llama = LlamaForCausalLM(llama_config(config))

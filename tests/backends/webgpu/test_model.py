@@ -17,9 +17,15 @@ from tests.models.tiny import KINDS, random_tokens, tiny_model, with_int8_weight
 DTYPES = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
 
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Multiply in tiles of four rows alone, which lavapipe compiles in half the time of sixteen."""
+    monkeypatch.setattr("diagd.backends.webgpu.model.TILES", (4,))
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "chameleon"])
 @torch.no_grad()
-def test_logits_are_those_of_pytorch(kind):
+def test_logits_are_those_of_pytorch(small_tiles, kind):
     plain, tokens, steps = tiny_model(**KINDS[kind]), random_tokens(2, 40), scrambled_steps(40, 4)
     expected = plain.logits(tokens, visible=visible_under(steps))
     logits = feed(on_webgpu(plain), tokens, steps)
@@ -28,7 +34,7 @@ def test_logits_are_those_of_pytorch(kind):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.no_grad()
-def test_weights_of_two_bytes_are_unpacked(dtype):
+def test_weights_of_two_bytes_are_unpacked(small_tiles, dtype):
     """Norms are folded into them before they are rounded, so they are not PyTorch's."""
     plain, tokens = tiny_model(**KINDS["world"]), random_tokens(2, 9)
     expected = plain.logits(tokens)
@@ -38,7 +44,7 @@ def test_weights_of_two_bytes_are_unpacked(dtype):
 
 @pytest.mark.parametrize("kind", ["cosmos", "wham"])
 @torch.no_grad()
-def test_weights_of_one_byte_are_those_that_were_rounded(kind):
+def test_weights_of_one_byte_are_those_that_were_rounded(small_tiles, kind):
     """Activations are not rounded. One kind has norms of heads, the other biases of layer norms."""
     tokens, steps = random_tokens(2, 40), scrambled_steps(40, 4)
     rounded = with_int8_weights(tiny_model(**KINDS[kind]))
