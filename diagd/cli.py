@@ -5,7 +5,6 @@ examples stand in the function's module. Only the command chosen is imported, an
 modules import nothing that computes (no PyTorch), before it.
 """
 
-import ast
 import contextlib
 import difflib
 import importlib
@@ -149,26 +148,24 @@ def _run(name: str, flags: list[str]) -> None:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean {near[0]}?" if near else f"expected one of: {', '.join(COMMANDS)}"
         raise ValueError(f"unknown command {name!r}, {hint}")
-    command = COMMANDS[name]
+    needs = COMMANDS[name].needs
+    if name == "record":
+        is_gym = any(flag.split("=")[0] == "--gym" for flag in flags)
+        needs = ("gymnasium",) if is_gym else ("vizdoom",)
+    require(f"diagd {name}", *needs)
     parsing = importlib.import_module("diagd.flags")  # slow, and `diagd --help` is instant
-    shared = parsing.read_shared(flags)
+    options, shared = parsing.parse(options_of(name), name, flags, _examples(name))
     check_at_least(shared, threads=1)
     with contextlib.ExitStack() as held:
         if shared.json:
             held.enter_context(_stdout_to_stderr())
-        needs = command.needs
-        if name == "record":
-            is_gym = any(flag.split("=")[0] == "--gym" for flag in flags)
-            needs = ("gymnasium",) if is_gym else ("vizdoom",)
-        require(f"diagd {name}", *needs)
         if shared.threads:  # for libraries yet to be imported, and torch if it is
             for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
                 os.environ[variable] = str(shared.threads)
             if "torch" in sys.modules:
                 sys.modules["torch"].set_num_threads(shared.threads)
-        options = parsing.parse(options_of(name), name, flags, _examples(name))
         run = function_of(name)
-        if command.owns_out:
+        if COMMANDS[name].owns_out:
             held.enter_context(importlib.import_module("diagd.system").only_writer(options.out))
         result = run(options)
     if shared.json and os.environ.get("RANK", "0") == "0":  # of processes of one launch, one
@@ -200,7 +197,7 @@ def _place_of(name: str) -> list[str]:
 def _examples(name: str) -> list[str]:
     """Read the examples of a command in the docstring of its module, which is not imported."""
     path = Path(__file__).parent.joinpath(*_place_of(name)[0].split(".")).with_suffix(".py")
-    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    doc = path.read_text(encoding="utf-8").split('"""')[1]
     return re.findall(rf"^ *(diagd {name}\b.*)", doc, re.MULTILINE)
 
 

@@ -97,15 +97,13 @@ class Shared:
     threads: int | None = None  # CPU threads that compute; default: as many as PyTorch takes
 
 
-def read_shared(flags: Sequence[str]) -> Shared:
-    """Read the flags of every command, wherever they stand among the others."""
-    return _read(Shared, flags, return_unknown_args=True, add_help=False)[0]
-
-
 def parse(
     options: type[Options], name: str, flags: Sequence[str], examples: Sequence[str] = ()
-) -> Options:
-    """Turn flags into options, or raise ValueError; `--help` prints them and examples, and ends."""
+) -> tuple[Options, Shared]:
+    """Turn flags into a command's options and the shared ones, or raise ValueError.
+
+    `--help` prints them and examples, and ends.
+    """
     record = _with_shared(options)
     _refuse_unknown(flags, get_type_hints(record, include_extras=True), name)
     paragraphs = (inspect.getdoc(options) or "").split("\n\n")
@@ -114,26 +112,24 @@ def parse(
         lines += ["", "Examples:", *(f"  {example}" for example in examples)]
     # tyro joins lines that begin with a letter, and doubles empty ones
     description = textwrap.indent("\n".join(lines), " ")
-    parsed = _read(record, flags, prog=f"diagd {name}", description=description)
-    return options(**{name: getattr(parsed, name) for name in _fields(options)})
-
-
-def _read(record: type, flags: Sequence[str], **settings: Any) -> Any:
-    """Have tyro read flags; raise ValueError with what it complains of."""
+    words: dict[str, Any] = {"prog": f"diagd {name}", "description": description}
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(record, args=flags, config=_CONFIG, **settings)
+            parsed = tyro.cli(record, args=flags, config=_CONFIG, **words)
     except SystemExit as stop:
         if not stop.code:
             raise
-    # without its box, its title and all behind the first rule
-    lines = complaint.getvalue().splitlines()
-    text = " ".join(line.strip("│ ") for line in lines if not line.startswith(("╭", "╰")))
-    text = text.partition("───")[0]
-    for pattern, words in _REPHRASED.items():
-        text = re.sub(pattern, words, text)
-    raise ValueError(text)
+        # without its box, its title and all behind the first rule
+        lines = complaint.getvalue().splitlines()
+        text = " ".join(line.strip("│ ") for line in lines if not line.startswith(("╭", "╰")))
+        text = text.partition("───")[0]
+        for pattern, own in _REPHRASED.items():
+            text = re.sub(pattern, own, text)
+        raise ValueError(text) from None
+    values = {field: getattr(parsed, field) for field in _fields(record)}
+    own = {field: values.pop(field) for field in _fields(options)}
+    return options(**own), Shared(**values)
 
 
 def print_completion(commands: Mapping[str, type], shell: str = "") -> None:

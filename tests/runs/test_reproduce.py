@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from diagd.cli import options_of
-from diagd.flags import parse, read_shared
+from diagd.flags import parse
 from runs import reproduce
 
 
@@ -53,7 +53,6 @@ def test_the_scripts_of_the_tables_exist_and_take_their_flags():
         for command in table.commands:
             program, name, *flags = shlex.split(command.split(" > ")[0])
             if program == "diagd":
-                read_shared(flags)
                 assert parse(options_of(name), name, flags, [])
             else:
                 assert (reproduce.ROOT / name).is_file()
