@@ -154,11 +154,11 @@ def _run(name: str, flags: list[str]) -> None:
         needs = ("gymnasium",) if is_gym else ("vizdoom",)
     require(f"diagd {name}", *needs)
     parsing = importlib.import_module("diagd.flags")  # slow, and `diagd --help` is instant
-    options, shared = parsing.parse(options_of(name), name, flags, _examples(name))
-    check_at_least(shared, threads=1)
     with contextlib.ExitStack() as held:
-        if shared.json:
+        if "--json" in flags:
             held.enter_context(_stdout_to_stderr())
+        options, shared = parsing.parse(options_of(name), name, flags, _examples(name))
+        check_at_least(shared, threads=1)
         if shared.threads:  # for libraries yet to be imported, and torch if it is
             for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
                 os.environ[variable] = str(shared.threads)

@@ -329,6 +329,12 @@ def test_with_json_whatever_a_command_prints_goes_to_stderr(name, command, monke
         assert other == (document if flags else "")
 
 
+def test_with_json_help_goes_to_stderr(command):
+    outcome = command("plan", "--json", "--help")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert "usage: diagd plan" in outcome.err
+
+
 def test_of_the_processes_of_one_launch_one_prints_the_document(command, monkeypatch):
     flags = ("plan", "--grid", COSMOS, "-k", 1, "--json")
     for rank, printed in (("0", True), ("1", False)):
