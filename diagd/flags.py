@@ -112,11 +112,12 @@ def parse(
         lines += ["", "Examples:", *(f"  {example}" for example in examples)]
     # tyro joins lines that begin with a letter, and doubles empty ones
     description = textwrap.indent("\n".join(lines), " ")
-    words: dict[str, Any] = {"prog": f"diagd {name}", "description": description}
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            parsed = tyro.cli(record, args=flags, config=_CONFIG, **words)
+            parsed: Any = tyro.cli(
+                record, prog=f"diagd {name}", description=description, args=flags, config=_CONFIG
+            )
     except SystemExit as stop:
         if not stop.code:
             raise
@@ -124,8 +125,8 @@ def parse(
         lines = complaint.getvalue().splitlines()
         text = " ".join(line.strip("│ ") for line in lines if not line.startswith(("╭", "╰")))
         text = text.partition("───")[0]
-        for pattern, own in _REPHRASED.items():
-            text = re.sub(pattern, own, text)
+        for pattern, words in _REPHRASED.items():
+            text = re.sub(pattern, words, text)
         raise ValueError(text) from None
     values = {field: getattr(parsed, field) for field in _fields(record)}
     own = {field: values.pop(field) for field in _fields(options)}

@@ -45,7 +45,9 @@ def test_the_command_takes_the_flags_of_each_arm(study):
     for arm in trained:
         flags = arms.Options(study).flags(arm).items()
         words = [str(word) for flag, value in flags for word in (f"--{flag}", value)]
-        assert parse(options_of(command), command, ["--tokens", ".", "--out", ".", *words], [])
+        flags = ["--tokens", ".", "--out", ".", *words]
+        options, _ = parse(options_of(command), command, flags)
+        assert isinstance(options, options_of(command))
 
 
 def test_an_arm_is_judged_by_what_each_strategy_costs(options, tmp_path):

@@ -53,7 +53,8 @@ def test_the_scripts_of_the_tables_exist_and_take_their_flags():
         for command in table.commands:
             program, name, *flags = shlex.split(command.split(" > ")[0])
             if program == "diagd":
-                assert parse(options_of(name), name, flags, [])
+                options, _ = parse(options_of(name), name, flags)
+                assert isinstance(options, options_of(name))
             else:
                 assert (reproduce.ROOT / name).is_file()
 

@@ -43,8 +43,8 @@ class GymGame:
         make: Callable[[], Any],
         name: str,
         values: Mapping[str, Any] | None,  # by action; None: the environment's own names
-        new_player: Callable[[Any, np.random.Generator], Callable[[Any], str]]
-        | None,  # None: random
+        # None: one that draws actions
+        new_player: Callable[[Any, np.random.Generator], Callable[[Any], str]] | None,
     ) -> None:
         self.make, self.name, self.env, self.new_player = make, name, make(), new_player
         self.values = own_actions(self.env, name) if values is None else dict(values)
