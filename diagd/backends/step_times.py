@@ -19,6 +19,7 @@ from diagd.models.config import ModelConfig
 MAX_SIZE = 2**24  # of a layer's widths: of a larger one no copy is made to be timed
 Name = TypeVar("Name", bound=str)
 MIN_ROUNDS, SECONDS, TURN = 3, 0.5, 0.01
+ENOUGH = 50  # steps that count, of which the least is taken: tiny models make them in no time
 
 
 class StepTimes(NamedTuple):
@@ -69,10 +70,12 @@ def in_turns(
     caches = {name: model.make_cache(1, seen + 1) for name, model in models.items()}
     took: dict[Name, list[float]] = {name: [] for name in models}
     started, rounds = time.perf_counter(), 0
-    while rounds < MIN_ROUNDS or time.perf_counter() - started < seconds:
+    while rounds < MIN_ROUNDS or (
+        time.perf_counter() - started < seconds and min(map(len, took.values())) < ENOUGH
+    ):
         for name, model in models.items():
             turn, steps = time.perf_counter(), list[float]()
-            while len(steps) < 2 or time.perf_counter() - turn < TURN:
+            while len(steps) < 2 or (time.perf_counter() - turn < TURN and len(steps) < ENOUGH):
                 since = time.perf_counter()
                 model.forward(tokens, slots, slots, visible, caches[name])
                 steps.append(time.perf_counter() - since)

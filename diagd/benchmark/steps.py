@@ -5,7 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ class Ceilings:
     flops_per_second: float  # of a square matrix product, of the fastest number type
 
 
+@cache
 def measure_ceilings(device: torch.device, *dtypes: torch.dtype) -> Ceilings:
     """Measure the machine's limits, the best of five runs each."""
     # PyTorch's own loop for bfloat16, where oneDNN does not multiply it, takes minutes

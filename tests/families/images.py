@@ -1,7 +1,6 @@
 """Images of texts: the loop of transformers, diagonals without a cache, and what tokens cost."""
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,9 @@ from torch import Tensor
 
 import diagd
 from diagd.backends.native.model import NativeModel
-from diagd.benchmark import steps
 from diagd.pipeline.prompts import seed_of
 from diagd.tokenizers.text import TextIds
 from tests import oracles
-
-measure_once = cache(steps.measure_ceilings)  # benchmarks of one machine, which takes seconds
 
 
 def raster_images(

@@ -17,7 +17,6 @@ from transformers import AutoTokenizer, T5EncoderModel
 
 import diagd
 from diagd.backends.native.model import NativeModel
-from diagd.benchmark import steps
 from diagd.decoding.sampling import SamplingOptions
 from diagd.families.checkpoints import build_model, find_model
 from diagd.models.guidance import VectorPrompt
@@ -26,7 +25,7 @@ from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.world_folder import load_parts
 from diagd.tokenizers.text import TextIds
 from tests import oracles
-from tests.families.images import check_prices, measure_once, reference_image
+from tests.families.images import check_prices, reference_image
 from tests.families.llamagen.plain import (
     Tensors,
     random_text_checkpoint,
@@ -194,7 +193,6 @@ def test_prices_are_those_of_a_decoder_without_a_cache(weights, released, comman
 
 def test_the_command_line_writes_a_picture(released, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(steps, "measure_ceilings", measure_once)
     flags = "--text", TEXT, "-k", 1, "--dtype", "float32", "--json"
     outcome = command("generate", "--model", released, *flags)
     assert outcome.code == 0, outcome.err
