@@ -20,15 +20,17 @@ POISON = 0x7F  # every byte: float32 and bfloat16 of 3.4e38, and ids that no tab
 _POOLS = itertools.count(1)
 
 
-def tensors_in(*values: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors among arguments or results, those of lists and dictionaries, too."""
+def tensors_in(*values: Any) -> list[torch.Tensor]:
+    """Return the tensors among arguments or results, those of lists and dictionaries, too."""
+    found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, tuple | list):
-            yield from tensors_in(*value)
-        elif isinstance(value, dict):
-            yield from tensors_in(*value.values())
+            found.append(value)
+        elif isinstance(value, (tuple, list)):  # a union would be made anew each time
+            found += tensors_in(*value)
+        elif isinstance(value, dict) and value:
+            found += tensors_in(*value.values())
+    return found
 
 
 class Stream:
@@ -127,7 +129,7 @@ class Capture:
                     whole = _bytes_of(tensor)
                     self.before[address] = whole, whole.clone()
         out = func(*args, **kwargs)
-        results = list(tensors_in(out))
+        results = tensors_in(out)
         made = {t.untyped_storage().data_ptr(): t for t in results}
         fresh = {a: _bytes_of(t) for a, t in made.items() if a not in addresses}
         if func._schema.is_mutable or fresh:

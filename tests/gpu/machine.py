@@ -98,17 +98,20 @@ class Machine(TorchDispatchMode):
         """Look away while torch.compile traces, and see the kernels of what it made."""
         return True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Call this mode as it is: torch would look up each time that it must not be compiled."""
+        return False
+
     @property
     def live_bytes(self) -> int:
         """Memory that some tensor holds."""
         return sum(self.sizes[address] for address in self.holders)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if GpuTensor not in types:
-            named = (a for a in (kwargs.get("device"), *args) if isinstance(a, torch.device | str))
-            if not any(str(device).startswith("cuda") for device in named):
-                return func(*args, **kwargs)
+        _, args, kwargs = _with_device_by_name(func, args, kwargs or {})
+        if GpuTensor not in types and not str(kwargs.get("device")).startswith("cuda"):
+            return func(*args, **kwargs)
         return self.launch(func, args, kwargs)
 
     def wait(self, what: str) -> None:
@@ -121,7 +124,7 @@ class Machine(TorchDispatchMode):
     def launch(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run one operation on the device where its tensors are, or where it is asked to."""
         name, args, kwargs = _with_device_by_name(func, args, kwargs)
-        tensors = list(tensors_in(args, kwargs))
+        tensors = tensors_in(args, kwargs)
         mine = [t for t in tensors if isinstance(t, GpuTensor)]
         target = _resolved(kwargs.get("device")) or (mine[0].device if mine else None)
         if name == "copy_":
@@ -175,7 +178,7 @@ class Machine(TorchDispatchMode):
     def _unwrap(self, value: Any) -> Any:
         if isinstance(value, GpuTensor):
             return value.numbers
-        if isinstance(value, tuple | list):
+        if isinstance(value, (tuple, list)):
             return type(value)(map(self._unwrap, value))
         if isinstance(value, dict):
             return {name: self._unwrap(one) for name, one in value.items()}
@@ -184,7 +187,7 @@ class Machine(TorchDispatchMode):
         return value
 
     def _wrap(self, value: Any, mine: list[GpuTensor], device: torch.device) -> Any:
-        if isinstance(value, tuple | list):
+        if isinstance(value, (tuple, list)):
             return type(value)(self._wrap(one, mine, device) for one in value)
         if not isinstance(value, torch.Tensor):
             return value
