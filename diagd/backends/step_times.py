@@ -71,7 +71,8 @@ def in_turns(
     took: dict[Name, list[float]] = {name: [] for name in models}
     started, rounds = time.perf_counter(), 0
     while rounds < MIN_ROUNDS or (
-        time.perf_counter() - started < seconds and min(map(len, took.values())) < ENOUGH
+        time.perf_counter() - started < seconds
+        and any(len(counted) < ENOUGH for counted in took.values())
     ):
         for name, model in models.items():
             turn, steps = time.perf_counter(), list[float]()
