@@ -14,6 +14,7 @@ import pytest
 
 import diagd
 from diagd.cli import COMMANDS, function_of, options_of
+from diagd.extras import EXTRAS
 
 PACKAGE = Path(diagd.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -144,41 +145,31 @@ def test_text_files_are_read_and_written_in_utf8_on_every_system():
 PUBLIC = sorted(diagd._MODULES)
 
 
-# Names of the standard library that Windows lacks. Only imports by diagd fail: other packages, and
-# the standard library itself, choose by the system they run on.
-UNIX_ONLY = ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "posix", "syslog", "crypt")
-NOT_TO_IMPORT = (  # it runs the program; they are imported where Triton is
-    "diagd.__main__",
-    "diagd.backends.triton.attention",
-    "diagd.backends.triton.sampling",
-)
-IMPORT_ALL = f"""
-import builtins, importlib, sys
-plain = builtins.__import__
-def without_unix(name, globals=None, *rest, **more):
-    if str((globals or {{}}).get("__name__")).startswith("diagd") and name in {UNIX_ONLY}:
-        raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-    return plain(name, globals, *rest, **more)
-builtins.__import__ = without_unix
-sys.modules["gymnasium"] = None
-from diagd import *
-Raster
-del sys.modules["gymnasium"]
-import diagd.commands.evaluate, diagd.commands.generate as _
-print("ray" in sys.modules)
-for name in sys.argv[1:]:
-    importlib.import_module(name)
-"""
+# Modules of the standard library that Windows lacks.
+UNIX_ONLY = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "posix", "syslog", "crypt"}
+
+
+def foreign_at_the_top(path: Path) -> set[str]:
+    """Return the packages that importing a module imports; functions may import more."""
+    statements = [n for n in tree(path).body if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    return {name.split(".")[0] for statement in statements for name in imports(statement)}
 
 
 def test_imports_need_no_extra_no_ray_and_nothing_of_unix_alone():
     """A star needs no extra, one process of evaluations no ray, and no module at all only Unix."""
-    names = [".".join(("diagd", *dotted(path))) for path in MODULES if path.stem != "__init__"]
-    names = [name for name in names if name not in NOT_TO_IMPORT]
-    assert len(names) > 80
-    command = [sys.executable, "-c", IMPORT_ALL, *names]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
+    for path in MODULES:
+        assert not foreign_at_the_top(path) & {*UNIX_ONLY, "ray"}, ids(path)
+    modules = {dotted(path): path for path in MODULES}
+    extras = {module for brought in EXTRAS.values() for module in brought}
+    left = [tuple(diagd._MODULES[name].split(".")) for name in diagd.__all__]
+    needed = set(left)
+    while left:
+        module = left.pop()
+        assert not foreign_at_the_top(modules[module]) & extras, module
+        coming = {*own_imports(modules[module])} & {*modules} - needed
+        needed |= coming
+        left += coming
+    assert len(needed) > 50
     assert set(PUBLIC) - set(diagd.__all__) == {"GymEnv", "GymVectorEnv"}
 
 

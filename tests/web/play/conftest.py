@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from diagd.web.play.server import short_collections
+from diagd.web.play.server import shorten_collections
 from tests.web.play.serving import Served, serving
 from tests.worlds import write_scenes, write_world
 
@@ -12,8 +12,7 @@ from tests.worlds import write_scenes, write_world
 @pytest.fixture(scope="module", autouse=True)
 def collections():
     """As `diagd play` does: each dream that begins would collect all that tests have imported."""
-    with short_collections():
-        yield
+    shorten_collections()
 
 
 @pytest.fixture(scope="session")
