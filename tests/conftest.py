@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest_plugins = ["tests.quick", "tests.processes"]
-torch.set_num_threads(1)
 gc.disable()  # until all tests are collected, of which nothing is garbage
 os.environ.pop("COLUMNS", None)  # a pipe has no width, whatever pytest-xdist's processes are told
 
@@ -29,6 +27,9 @@ LONGEST |= {"test_hard_times", "test_variants", "test_tokens", "test_compiled", 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is marked `gpu` where there is none."""
+    import torch  # slow, and pytest-xdist's processes begin only when this file is read
+
+    torch.set_num_threads(1)
     items.sort(key=lambda item: item.path.stem not in LONGEST)
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
