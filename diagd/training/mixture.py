@@ -21,6 +21,7 @@ from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.models.attention import LayerMasks, Masks, Visible, mask_in_parts
 from diagd.models.config import ModelConfig
 from diagd.training.options import CorruptWith, RunOptions
+from diagd.training.setup import choose_precision
 
 _DRAW, _CORRUPTION = 1, 2  # tell a step's generators apart
 
@@ -163,12 +164,15 @@ class MixtureLoss:
         context_frames = max(1, options.context_frames)
         grid = TokenGrid(options.frames - context_frames, config.grid_height, config.grid_width)
         layout = SequenceLayout(grid, 1, context_frames)
+        # a CPU that computes in float32 is no faster for it (docs/log.md)
+        pays = device.type == "cuda" or choose_precision(options.precision) == "bf16"
+        compiled = options.compiles and pays
         self.losses: dict[Strategy, ViewLoss] = {}
         for strategy in dict.fromkeys((*self.mixture, Raster())):  # raster to compare with
             schedule, learns = strategy.schedule(grid), options.context_frames == 0
             view = teacher_view(schedule, layout, learn_context=learns, window=options.window)
             slides = config.sliding_window
-            self.losses[strategy] = ViewLoss(view, device, options.compiles, slides)
+            self.losses[strategy] = ViewLoss(view, device, compiled, slides)
 
     def __call__(self, model: nn.Module, tokens: Tensor, step: int) -> Tensor:
         loss, fed = self.losses[draw_strategy(self.mixture, self.seed, step)], None

@@ -93,7 +93,7 @@ OptimizerName = Literal["adamw", "muon"]
 CorruptWith = Literal["uniform", "samples"]
 BATCH_TOKENS = 5000  # of a step and process, where no batch size is given
 WARM_UP_STEPS = 50
-MIN_COMPILED_S = 600.0  # compiling takes about a minute
+MIN_COMPILED_S = 600.0  # compiling takes one to four minutes
 
 
 def parse_mixture(texts: Iterable[str]) -> dict[Strategy, float]:
@@ -149,7 +149,8 @@ class RunOptions:
     weight_decay: float = 0.1  # of matrices; betas of AdamW are (0.9, 0.95)
     clip_norm: float = 1.0  # gradients are scaled down to this norm
     precision: str = "auto"  # bf16 autocast, no (float32), or what multiplies faster here
-    compile: bool = True  # torch.compile the loss, if there is a compiler and time: ten minutes
+    # torch.compile the loss where that pays: on a GPU, or in bfloat16; for ten minutes or more
+    compile: bool = True
     seed: int = 0  # of weights and batches
     log_every: int = 20  # steps between lines of log.jsonl
     save_minutes: float = 5.0  # minutes between checkpoints
@@ -206,7 +207,7 @@ class RunOptions:
 
     @property
     def compiles(self) -> bool:
-        """True where compiling the loss is wanted and possible, and pays."""
+        """True where compiling the loss is wanted and possible, and there is time."""
         is_long = self.seconds is None or self.seconds >= MIN_COMPILED_S
         return self.compile and is_long and find_compiler() is not None
 

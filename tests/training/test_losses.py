@@ -10,7 +10,7 @@ from diagd.decoding.teacher_forcing import teacher_view
 from diagd.families.checkpoints import load_model
 from diagd.models.attention import LayerMasks, attend, mask_in_parts
 from diagd.training.loop import draw_batch
-from diagd.training.mixture import ViewLoss, view_loss
+from diagd.training.mixture import MixtureLoss, ViewLoss, view_loss
 from tests.models.tiny import KINDS, random_tokens, tiny_model
 from tests.worlds import SHARD_CODES as NUM_CODES
 from tests.worlds import clips_of, write_shard_model
@@ -66,6 +66,24 @@ def test_the_loss_compiles_as_one_graph(tmp_path, monkeypatch):
         ViewLoss(view, torch.device("cpu"), one)(model, tokens) for one in (False, True)
     )
     assert compiled.item() == pytest.approx(plain.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "compiled"),
+    [
+        ({"precision": "no"}, False),
+        ({"precision": "bf16"}, True),
+        ({"precision": "bf16", "compile": False}, False),
+        ({"precision": "bf16", "minutes": 9.0}, False),
+    ],
+)
+def test_a_cpu_compiles_the_loss_where_that_pays(asked, compiled, options, monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch, "compile", lambda loss: calls.append(loss) or loss)
+    monkeypatch.setattr("diagd.training.options.find_compiler", lambda: "c++")
+    config = tiny_model(num_action_tokens=1).config
+    MixtureLoss(options(**{"compile": True, **asked}), config, torch.device("cpu"))
+    assert bool(calls) == compiled
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
