@@ -151,7 +151,7 @@ UNIX_ONLY = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "posix"
 
 def foreign_at_the_top(path: Path) -> set[str]:
     """Return the packages that importing a module imports; functions may import more."""
-    statements = [n for n in tree(path).body if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    statements = [node for node in tree(path).body if not isinstance(node, ast.FunctionDef)]
     return {name.split(".")[0] for statement in statements for name in imports(statement)}
 
 

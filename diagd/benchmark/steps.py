@@ -33,7 +33,7 @@ class Ceilings:
 
 @cache
 def measure_ceilings(device: torch.device, *dtypes: torch.dtype) -> Ceilings:
-    """Measure the machine's limits, the best of five runs each."""
+    """Measure the machine's limits, once: the best of five runs each."""
     # PyTorch's own loop for bfloat16, where oneDNN does not multiply it, takes minutes
     if device.type == "cpu" and not multiplies_packed(torch.bfloat16):
         dtypes = (torch.float32,)
