@@ -69,11 +69,8 @@ def in_turns(
     tokens, visible = torch.zeros(1, lanes, dtype=torch.int64), slots[:, None] >= torch.arange(seen)
     caches = {name: model.make_cache(1, seen + 1) for name, model in models.items()}
     took: dict[Name, list[float]] = {name: [] for name in models}
-    started, rounds = time.perf_counter(), 0
-    while rounds < MIN_ROUNDS or (
-        time.perf_counter() - started < seconds
-        and any(len(counted) < ENOUGH for counted in took.values())
-    ):
+    started, rounds, few = time.perf_counter(), 0, True
+    while rounds < MIN_ROUNDS or (few and time.perf_counter() - started < seconds):
         for name, model in models.items():
             turn, steps = time.perf_counter(), list[float]()
             while len(steps) < 2 or (time.perf_counter() - turn < TURN and len(steps) < ENOUGH):
@@ -81,5 +78,5 @@ def in_turns(
                 model.forward(tokens, slots, slots, visible, caches[name])
                 steps.append(time.perf_counter() - since)
             took[name] += steps[len(steps) // 2 :]
-        rounds += 1
+        rounds, few = rounds + 1, any(len(counted) < ENOUGH for counted in took.values())
     return took

@@ -42,9 +42,8 @@ class ViewLoss:
         sliding_window: int = 0,
     ) -> None:
         self.view = view.to(device)
-        whole = near = _masks_of(self.view, None, compiled)
-        if sliding_window:
-            near = _masks_of(self.view, sliding_window, compiled)
+        whole = _masks_of(self.view, None, compiled)
+        near = _masks_of(self.view, sliding_window, compiled) if sliding_window else whole
         self.visible, self.visible_rounded = map(LayerMasks, whole, near)
         self._loss = torch.compile(view_loss) if compiled else view_loss
         self._logits = torch.compile(view_logits) if compiled else view_logits
@@ -166,12 +165,11 @@ class MixtureLoss:
         layout = SequenceLayout(grid, 1, context_frames)
         # a CPU that computes in float32 is no faster for it (docs/log.md)
         pays = device.type == "cuda" or choose_precision(options.precision) == "bf16"
-        compiled = options.compiles and pays
+        compiled, slides = options.compiles and pays, config.sliding_window
         self.losses: dict[Strategy, ViewLoss] = {}
         for strategy in dict.fromkeys((*self.mixture, Raster())):  # raster to compare with
             schedule, learns = strategy.schedule(grid), options.context_frames == 0
             view = teacher_view(schedule, layout, learn_context=learns, window=options.window)
-            slides = config.sliding_window
             self.losses[strategy] = ViewLoss(view, device, compiled, slides)
 
     def __call__(self, model: nn.Module, tokens: Tensor, step: int) -> Tensor:

@@ -149,8 +149,7 @@ class RunOptions:
     weight_decay: float = 0.1  # of matrices; betas of AdamW are (0.9, 0.95)
     clip_norm: float = 1.0  # gradients are scaled down to this norm
     precision: str = "auto"  # bf16 autocast, no (float32), or what multiplies faster here
-    # torch.compile the loss where that pays: on a GPU, or in bfloat16; for ten minutes or more
-    compile: bool = True
+    compile: bool = True  # torch.compile the loss where it pays: 10 minutes on a GPU or in bfloat16
     seed: int = 0  # of weights and batches
     log_every: int = 20  # steps between lines of log.jsonl
     save_minutes: float = 5.0  # minutes between checkpoints

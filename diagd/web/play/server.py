@@ -63,8 +63,8 @@ def play(options: PlayOptions) -> dict[str, Any]:
         make_console().print(f"dreaming at {url} in {scheduler.world.dtype} (Ctrl-C ends it)")
         if options.open:  # the socket listens already: a page waits until the server runs
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-        shorten_collections()
         with contextlib.suppress(KeyboardInterrupt):
+            shorten_collections()
             server.run(sockets=[listening])
     return {"url": url, "sessions": scheduler.sessions, "frames": scheduler.frames}
 
