@@ -149,6 +149,16 @@ PUBLIC = sorted(diagd._MODULES)
 UNIX_ONLY = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "posix", "syslog", "crypt"}
 
 
+STAR = """
+import sys
+sys.modules["gymnasium"] = None
+from diagd import *
+Raster
+import diagd.commands.evaluate, diagd.commands.generate as _
+print("ray" in sys.modules)
+"""
+
+
 def foreign_at_the_top(path: Path) -> set[str]:
     """Return the packages that importing a module imports; functions may import more."""
     statements = [node for node in tree(path).body if not isinstance(node, ast.FunctionDef)]
@@ -170,6 +180,8 @@ def test_imports_need_no_extra_no_ray_and_nothing_of_unix_alone():
         needed |= coming
         left += coming
     assert len(needed) > 50
+    done = subprocess.run([sys.executable, "-c", STAR], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
     assert set(PUBLIC) - set(diagd.__all__) == {"GymEnv", "GymVectorEnv"}
 
 

@@ -142,7 +142,7 @@ def test_what_a_gpu_moves_at_best_is_a_copy_counted_both_ways(gpus, monkeypatch)
     monkeypatch.setattr(steps, "_STREAM_NUMBERS", 6)
     monkeypatch.setitem(steps._MATRIX_SIZE, "cuda", 4)
     monkeypatch.setattr(steps, "_fastest", lambda run, _: run() is None or 0.5)
-    found = steps.measure_ceilings(torch.device("cuda:1"), torch.float32)
+    found = steps.measure_ceilings.__wrapped__(torch.device("cuda:1"), torch.float32)
     assert found == Ceilings(2 * 6 * 4 / 0.5, 2 * 4**3 / 0.5)
 
 

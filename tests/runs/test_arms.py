@@ -45,8 +45,8 @@ def test_the_command_takes_the_flags_of_each_arm(study):
     for arm in trained:
         flags = arms.Options(study).flags(arm).items()
         words = [str(word) for flag, value in flags for word in (f"--{flag}", value)]
-        flags = ["--tokens", ".", "--out", ".", *words]
-        options, _ = parse(options_of(command), command, flags)
+        words = ["--tokens", ".", "--out", ".", *words]
+        options, _ = parse(options_of(command), command, words)
         assert isinstance(options, options_of(command))
 
 

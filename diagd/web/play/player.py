@@ -165,7 +165,7 @@ class Player:
         """
         if self.pending is not None:
             self.session = None
-            gc.collect()  # a session holds itself in circles; fast after `shorten_collections`
+            gc.collect()  # a session holds itself in circles; fast under `short_collections`
             if _TRIM is not None:  # only glibc keeps pages between two pieces still in use
                 _TRIM(ctypes.c_size_t(0))
 

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -63,8 +63,7 @@ def play(options: PlayOptions) -> dict[str, Any]:
         make_console().print(f"dreaming at {url} in {scheduler.world.dtype} (Ctrl-C ends it)")
         if options.open:  # the socket listens already: a page waits until the server runs
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-        with contextlib.suppress(KeyboardInterrupt):
-            shorten_collections()
+        with contextlib.suppress(KeyboardInterrupt), short_collections():
             server.run(sockets=[listening])
     return {"url": url, "sessions": scheduler.sessions, "frames": scheduler.frames}
 
@@ -123,11 +122,16 @@ class PlayServer(uvicorn.Server):
                 logger.warning("a recording was cut short: %s", path)
 
 
-def shorten_collections() -> None:
-    """Exempt all objects made so far from Python's collections, which took 0.2 s of a turn."""
+@contextlib.contextmanager
+def short_collections() -> Iterator[None]:
+    """Exempt all objects made before from Python's collections, which took 0.2 s of a turn."""
     gc.collect()
     gc.freeze()
     gc.collect()  # of what is left: a full collection is due when that has grown by a quarter
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> FastAPI:

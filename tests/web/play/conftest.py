@@ -1,18 +1,19 @@
 """A real server on a free loopback port over the tiny world, and the world itself."""
 
 import contextlib
+import gc
 
 import pytest
 
-from diagd.web.play.server import shorten_collections
 from tests.web.play.serving import Served, serving
 from tests.worlds import write_scenes, write_world
 
 
 @pytest.fixture(scope="module", autouse=True)
 def collections():
-    """As `diagd play` does: each dream that begins would collect all that tests have imported."""
-    shorten_collections()
+    """As `diagd play` does, and for good: each dream would collect all that tests have imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from diagd.web.play.server import short_collections
 from tests.web.play.serving import serving, wait_until
 
 CLIENTS = 8
@@ -61,7 +62,7 @@ def run(served, seconds):
     "seconds", [2, pytest.param(60, marks=pytest.mark.slow)], ids=["short", "a minute"]
 )
 def test_eight_pages_are_served_and_memory_stays_flat(seconds, world):
-    with serving(world, max_sessions=CLIENTS) as served:
+    with serving(world, max_sessions=CLIENTS) as served, short_collections():
         run(served, min(seconds / 2, 5))  # allocators and thread pools have grown by then
         before = memory_bytes()
         total = run(served, seconds)

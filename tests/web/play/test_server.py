@@ -3,7 +3,7 @@ from fractions import Fraction
 
 from diagd.decoding.strategies.table import Exact
 from diagd.pipeline.scenes import StartScene
-from diagd.web.play.server import shorten_collections, warm_up
+from diagd.web.play.server import short_collections, warm_up
 from diagd.web.play.session import Controls, Session
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
@@ -22,6 +22,7 @@ def test_what_is_warmed_up_is_what_will_be_played(generator, monkeypatch):
 
 
 def test_collections_pass_over_what_was_there_before_while_people_play():
-    shorten_collections()
-    assert gc.get_freeze_count() > 0
-    assert len(gc.get_objects()) < gc.get_freeze_count()
+    with short_collections():
+        assert gc.get_freeze_count() > 0
+        assert len(gc.get_objects()) < gc.get_freeze_count()
+    assert gc.get_freeze_count() == 0
