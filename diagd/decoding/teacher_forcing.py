@@ -64,12 +64,8 @@ class TeacherView:
 
         A layer may see no more than so many positions, the lane's own included (None: all).
         """
-        positions, steps, fed_at, leaves_at = (
-            self.positions,
-            self.steps,
-            self.fed_at,
-            self.leaves_at,
-        )
+        positions, steps = self.positions, self.steps
+        fed_at, leaves_at = self.fed_at, self.leaves_at
 
         def mask(batch: Tensor, head: Tensor, q: Tensor, r: Tensor) -> Tensor:
             seen = visible(positions[q], steps[q], positions[r], fed_at[r], q == r)

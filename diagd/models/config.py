@@ -35,9 +35,8 @@ class ModelConfig:
     norm: Literal["rms", "layer"] = "rms"  # RMSNorm or LayerNorm
     norm_affine: bool = True  # norms inside the blocks have parameters (the final one always has)
     norm_eps: float = 1e-5  # added to the variance
-    mlp: Literal["swiglu", "gelu", "exact_gelu"] = (
-        "swiglu"  # gated SiLU, or GELU, tanh-approximated or exact
-    )
+    # gated SiLU, or GELU, tanh-approximated or exact
+    mlp: Literal["swiglu", "gelu", "exact_gelu"] = "swiglu"
     bias: bool = False  # linear layers and layer norms have biases (the output layer has not)
     qk_norm: bool = False  # RMSNorm over head_dim on queries and keys, before the rotation
     head_norm: bool = False  # a LayerNorm instead, each head with weights and biases of its own

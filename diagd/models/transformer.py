@@ -192,11 +192,7 @@ class Transformer(
         return self.lm_head(hidden)
 
     def _masks(
-        self,
-        visible: Masks,
-        positions: Tensor,
-        slots: Tensor | None,
-        cache: StaticKVCache | None,
+        self, visible: Masks, positions: Tensor, slots: Tensor | None, cache: StaticKVCache | None
     ) -> tuple[Visible, Visible]:
         if isinstance(visible, LayerMasks):
             return visible

@@ -96,10 +96,8 @@ class NativeWeights:
             found[name], found[f"{name}_scale"] = self._matrix(torch.cat(weights))
             found[f"{name}_bias"] = self._vector(torch.cat(biases)) if biases else None
         for name, norm in norms.items():
-            found[name], found[f"{name}_bias"] = (
-                self._part(norm, "weight"),
-                self._part(norm, "bias"),
-            )
+            found[name] = self._part(norm, "weight")
+            found[f"{name}_bias"] = self._part(norm, "bias")
         if self.use_up:
             for parameter in block.parameters():
                 parameter.data = parameter.data.new_empty(0)
