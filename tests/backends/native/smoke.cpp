@@ -39,19 +39,29 @@ const float* floats(int count, float scale, float offset = 0) {
   return kept.back().data();
 }
 
-// Any bytes are weights, but bfloat16 and float32 have to be small numbers.
+int library_block;  // columns of a block, of which there are more where registers are wider
+
+// Weights of `columns` outputs, the same in every library: in blocks of its own, or of one column.
 template <class W>
-const void* blocks(int columns, int K) {
-  const int count = ceil_to(columns, BLOCK) * (ceil_to(K, 64) + FIRST_ROWS<W> * PACKED<W>);
-  const float* values = floats(count, 0.2f);
-  if constexpr (PACKED<W> == 1) return values;
-  kept.emplace_back(count);
-  for (int i = 0; i < count; i++)
-    if constexpr (PACKED<W> == 2)
-      put((bf16*)kept.back().data() + i, values[i]);
-    else
-      ((int8_t*)kept.back().data())[i] = (int8_t)(values[i] * 600);
-  return kept.back().data();
+const void* blocks(int columns, int K, int block = library_block) {
+  constexpr int packed = PACKED<W>;
+  const int rows = FIRST_ROWS<W> + (packed == 4 ? ceil_to(K, 64) : K) / packed;
+  const float* values = floats(columns * rows * packed, 0.2f);
+  kept.emplace_back(columns * rows * packed);
+  void* to = kept.back().data();
+  for (int column = 0; column < columns; column++)
+    for (int i = 0; i < rows * packed; i++) {
+      const int row = column / block * rows + i / packed;
+      const int at = (row * block + column % block) * packed + i % packed;
+      const float value = values[column * rows * packed + i];
+      if constexpr (packed == 1)
+        ((float*)to)[at] = value;
+      else if constexpr (packed == 2)
+        put((bf16*)to + at, value);
+      else
+        ((int8_t*)to)[at] = (int8_t)(value * 600);
+    }
+  return to;
 }
 
 template <class W>
@@ -75,12 +85,12 @@ int check(int (*decode)(const Model*, const Step*), const char* name) {
               axes, floats(HIDDEN, 0.1f, 1), nullptr, scale(VOCAB), floats(VOCAB, 0.1f),
               blocks<W>(INNER, HIDDEN), scale(INNER), floats(INNER, 0.1f), layers};
   layers[LAYERS - 1].slides = 1;
-  if (PACKED<W> > 1) model.embeddings = blocks<Pair>(VOCAB, HIDDEN);
+  if (PACKED<W> > 1) model.embeddings = blocks<Pair>(VOCAB, HIDDEN, 1);
 
   const auto feed = [&](std::vector<int> widths, int threads) {
-    // keys or values of heads that fill a block, and a scale for each slot
-    std::vector<std::vector<float>> memory(2 * LAYERS,
-                                           std::vector<float>(KV_HEADS * SLOTS * (BLOCK + 1)));
+    // keys or values of heads that are whole blocks, and a scale for each slot
+    const int size = KV_HEADS * SLOTS * (ceil_to(HEAD, library_block) + 1);
+    std::vector<std::vector<float>> memory(2 * LAYERS, std::vector<float>(size));
     void* buffers[2 * LAYERS];
     for (int i = 0; i < 2 * LAYERS; i++) buffers[i] = memory[i].data();
     std::vector<float> logits(TOKENS * VOCAB);
@@ -113,11 +123,15 @@ int check(int (*decode)(const Model*, const Step*), const char* name) {
 }
 
 int main(int, char** arguments) {
-  const auto decoder = [&](const char* name) {
+  const auto function = [&](const char* name) {
     void* found = find(arguments[1], name);
     if (!found) std::exit(2);
-    return (int (*)(const Model*, const Step*))found;
+    return found;
   };
+  const auto decoder = [&](const char* name) {
+    return (int (*)(const Model*, const Step*))function(name);
+  };
+  library_block = ((int (*)())function("block_columns"))();
   const int f32 = check<float>(decoder("decode_f32"), "f32");
   const int bf16s = check<Pair>(decoder("decode_bf16"), "bf16");
   const int int8 = check<Quad>(decoder("decode_int8"), "int8");
