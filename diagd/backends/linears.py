@@ -21,9 +21,11 @@ def can_pack(model: Transformer) -> bool:
 
 def multiplies_packed(dtype: torch.dtype) -> bool:
     """Tell whether oneDNN multiplies a type on this processor; where not, packing may raise."""
-    if dtype == torch.bfloat16:
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return torch.backends.mkldnn.is_available() and dtype == torch.float32
+    if not torch.backends.mkldnn.is_available():  # nor are its operators, as on macOS
+        return False
+    return dtype == torch.float32 or (
+        dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
 
 
 class MergedLinear(nn.Module):

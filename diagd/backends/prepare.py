@@ -19,7 +19,8 @@ from diagd.backends.devices import dtype_of, multiplies_bfloat16
 from diagd.backends.linears import can_pack, int8_companion, merge_linears, round_linears
 from diagd.backends.names import Backend, DTypeChoice, DTypeName
 from diagd.backends.native.library import cache_folder, find_or_make, load_library
-from diagd.backends.native.model import NativeModel, has_kernels
+from diagd.backends.native.model import NativeModel
+from diagd.backends.native.weights import has_kernels
 from diagd.backends.replay import Captured, Compiled
 from diagd.backends.step_times import REFERENCE, StepTimes, shape_to_time, time_steps
 from diagd.backends.triton.model import TritonModel, load_kernels, why_not

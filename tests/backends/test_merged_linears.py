@@ -63,3 +63,11 @@ def test_what_onednn_cannot_multiply_here_is_not_packed(monkeypatch):
     merged, _ = prepare(model, "eager")
     assert isinstance(merged, Transformer)
     torch.testing.assert_close(merged.logits(tokens), plain, atol=0.2, rtol=0)
+
+
+def test_a_torch_without_onednn_packs_nothing(monkeypatch):
+    """As on macOS, where its operators do not exist."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops, "mkldnn", object(), raising=False)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert isinstance(prepare(tiny_model().to(dtype), "eager")[0], Transformer)

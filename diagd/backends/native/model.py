@@ -29,7 +29,6 @@ from diagd.decoding.engine import BLOCK, whole_blocks
 from diagd.decoding.model import CausalModel, ModelShape, StepFunction, StepParts
 from diagd.decoding.sampling import Draw
 from diagd.models.attention import SlotRule, check_cache_fits, check_sizes
-from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer, shape_of
 from diagd.system import usable_cores
 
@@ -73,10 +72,6 @@ class NativeModel(CausalModel):
         library: ctypes.CDLL | None = None,
     ) -> None:
         """Pack the weights of a model, which `use_up` empties; OSError without kernels here."""
-        if not has_kernels(model.config):
-            raise ValueError(
-                "the native kernels have no cross-attention, position table or exact GELU in MLPs"
-            )
         self.config, self.weights = model.config, weights
         self._shape = shape_of(model.config, torch.device("cpu"))
         self._library = library or load_library()
@@ -225,6 +220,3 @@ class NativeModel(CausalModel):
         if kind != self._laid_out.cache_kind or cache.batch_size != batch:
             raise ValueError(f"cache must be made by this model for a batch of {batch}")
 
-
-def has_kernels(config: ModelConfig) -> bool:
-    return not (config.context_size or config.position_table or config.mlp == "exact_gelu")

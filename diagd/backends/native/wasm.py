@@ -25,7 +25,7 @@ from diagd.backends.native.boundary import (
     SpaceRecord,
     fields,
 )
-from diagd.backends.native.weights import NativeWeights
+from diagd.backends.native.weights import MAX_DUOS, MAX_WEIGHT, NativeWeights
 from diagd.decoding.sampling import ValidRanges
 from diagd.decoding.schedule import Order, SequenceLayout, make_plan
 from diagd.models.transformer import Transformer
@@ -34,7 +34,6 @@ from diagd.tokenizers.vq import VQTokenizer
 MAGIC, VERSION = 0x64676961, 3
 BLOCK = 16  # columns of a block of weights, where a register has 16 bytes
 ALIGNED = 64  # bytes
-MAX_DUOS, MAX_WEIGHT = 512, 2047  # csrc/integers.h
 
 
 class Offset(ctypes.c_uint32):
@@ -46,7 +45,6 @@ def _record(*groups: tuple[Any, str]) -> type[ctypes.Structure]:
 
 
 def _narrow(record: type[Record]) -> type[ctypes.Structure]:
-    """Lay a record of the kernels out as a processor of 32 bits does."""
     pairs: Any = record._fields_
     return _record(*((Offset if kind is POINTER else kind, name) for name, kind in pairs))
 
@@ -181,7 +179,6 @@ def places_of(packed: bytes) -> dict[str, int]:
 
 
 def _copy(weights: NativeWeights, record: Record, memory: Memory) -> ctypes.Structure:
-    """Copy a record of the native kernels with all that it points to."""
     copy = Model() if record is weights.record else Layer()
     for name, field in record._fields_:  # type: ignore[misc]
         found = record.memory.get(name)

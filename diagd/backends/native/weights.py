@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from diagd.backends.linears import round_to_int8
 from diagd.backends.native.boundary import POINTER, LayerRecord, ModelRecord
 from diagd.models.attention import SwiGLU
+from diagd.models.config import ModelConfig
 from diagd.models.rotary import first_grid_token
 from diagd.models.transformer import Block, Transformer
 
@@ -48,10 +49,15 @@ def _chunk(size: int) -> Tensor:
 
 NativeDType = Literal["float32", "bfloat16", "int8"]
 PACKED: dict[str, int] = {"float32": 1, "bfloat16": 2, "int8": 4}  # in 4 bytes
+MAX_DUOS, MAX_WEIGHT = 512, 2047  # csrc/integers.h
+
+
+def has_kernels(config: ModelConfig) -> bool:
+    return not (config.context_size or config.position_table or config.mlp == "exact_gelu")
 
 
 class NativeWeights:
-    """Copies of a model's weights in blocks, and the record that points to them.
+    """Copies of a model's weights in blocks, and the record that points to them, or ValueError.
 
     Args:
         block: columns of a block (csrc/kernels.h).
@@ -61,8 +67,16 @@ class NativeWeights:
     def __init__(
         self, model: Transformer, weights: NativeDType, block: int, use_up: bool = False
     ) -> None:
-        self.weights, self.use_up, self.block = weights, use_up, block
         self.config = config = model.config
+        if not has_kernels(config):
+            raise ValueError(
+                "our kernels have no cross-attention, position table or exact GELU in MLPs"
+            )
+        if weights == "int8" and config.head_dim > MAX_DUOS:
+            raise ValueError(
+                f"our kernels need head_dim <= {MAX_DUOS} in int8, got {config.head_dim}"
+            )
+        self.weights, self.use_up, self.block = weights, use_up, block
         # of embeddings, and of matrices unless they are rounded to int8
         self.dtype = torch.float32 if weights == "float32" else torch.bfloat16
         # of keys and values; whole numbers have a scale for each slot

@@ -88,9 +88,7 @@ class Device:
         return self.device.create_buffer_with_data(data=bytes_of(tensor), usage=usage)
 
 
-@cache
-def open_device() -> Device:
-    return Device()
+open_device = cache(Device)
 
 
 class Task(ctypes.Structure):
@@ -129,7 +127,7 @@ class WebGPUCache:
 
     def __init__(self, model: "WebGPUModel", batch_size: int, num_slots: int) -> None:
         self.model, self.num_slots = model, num_slots
-        self.positions = torch.zeros(num_slots, dtype=torch.int64)  # as `forward` wrote them
+        self.positions = torch.zeros(num_slots, dtype=torch.int64)  # as they were written
         config, self._device = model.config, model.device_used
         size = 8 * batch_size * config.num_kv_heads * num_slots * config.head_dim
         check_cache_fits(config.num_layers * size, batch_size, num_slots)
@@ -198,6 +196,7 @@ class Recorded:
         rules = rules_of(self.step.sampling, model.vocab_size)
         batch, slots = tokens.shape
         lanes = Lanes.of(torch.cat([lanes for lanes, _ in self.steps], 1))
+        cache.positions[lanes.slots] = lanes.positions  # for `forward`, as it leaves them itself
         # positions may be beyond int32; only their order counts, but in a table
         base = int(self.held.max()) if model.relative_positions else 0
         if ranges.by_place is None:

@@ -10,6 +10,7 @@ import torch
 
 from diagd.backends.native import boundary
 from diagd.backends.native.model import NativeModel
+from diagd.backends.prepare import prepare
 from diagd.decoding.engine import Lanes, Step
 from diagd.decoding.model import Buffers, ModelWrapper
 from diagd.decoding.sampling import Draw, SamplingOptions, ValidRanges
@@ -31,6 +32,17 @@ def test_sizes_that_fill_no_block_are_padded(changes):
     model, tokens = tiny_model(**changes), random_tokens(1, 50)
     fed = feed(NativeModel(model), tokens, torch.arange(50) // 3)
     torch.testing.assert_close(fed, model.logits(tokens), atol=5e-6, rtol=0)
+
+
+def test_int8_refuses_heads_wider_than_its_sums_are_safe_for():
+    given = {"num_heads": 1, "num_kv_heads": 1, "num_layers": 1}
+    widest = NativeModel(tiny_model(head_dim=512, **given), "int8")
+    assert feed(widest, random_tokens(1, 9), torch.arange(9)).isfinite().all()
+    with pytest.raises(ValueError, match="head_dim <= 512 in int8, got 514"):
+        NativeModel(tiny_model(head_dim=514, **given), "int8")
+    model, backend = prepare(tiny_model(head_dim=514, **given))  # times what can run it
+    assert backend in ("native", "eager")
+    assert feed(model, random_tokens(1, 9), torch.arange(9)).isfinite().all()
 
 
 @torch.no_grad()

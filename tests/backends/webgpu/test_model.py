@@ -88,6 +88,24 @@ def test_tokens_are_those_of_pytorch_beyond_a_full_context(strategy, sampling):
     assert torch.equal(decode(on_webgpu(tiny_model()), strategy, sampling), expected)
 
 
+def test_strategies_take_turns_in_sliding_layers(small_tiles):
+    """One runs a frame in one submission, the other step by step with a mask from here."""
+    decoded = []
+    for prepared in (on_webgpu, lambda model: model):
+        model = prepared(tiny_model(**KINDS["sliding"]))
+        sampling = SamplingOptions(0.8, valid_range=(3, 44))
+        engine = diagd.DecodingEngine(model, 3, 5, num_action_tokens=2, sampling=sampling, seed=5)
+        engine.prefill(random_tokens(1, 15, vocab_size=44))
+        actions = 44 + random_tokens(1, 4, 2, vocab_size=6)
+        frames = [
+            frame
+            for strategy, given in zip(("k=1", "sjd") * 2, actions.split(1, 1), strict=True)
+            for frame in engine.decode(strategy, given)
+        ]
+        decoded.append(torch.stack(frames, 1))
+    assert torch.equal(*decoded)
+
+
 @pytest.mark.parametrize("seed", [2**40 + 2**31 + 3, -5])
 def test_a_seed_of_64_bits_draws_as_in_pytorch(seed):
     given = "k=1", SamplingOptions(1.0), 2, 1, seed
