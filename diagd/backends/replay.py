@@ -30,9 +30,7 @@ _SIDE_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
 class Compiled(ModelWrapper[Behind]):
     """A model whose steps are compiled once, for any number of lanes and slots."""
 
-    @property
-    def replays(self) -> bool:
-        return True
+    replays = True
 
     def make_step(self, step: StepParts) -> StepFunction:
         run = torch.compile(step.of(self.model).run, dynamic=True)
@@ -42,22 +40,15 @@ class Compiled(ModelWrapper[Behind]):
 class Captured(ModelWrapper[Behind]):
     """A model on CUDA whose steps are captured, if `compiled` after `torch.compile` fused them."""
 
+    replays = True
+
     def __init__(self, model: Behind, compiled: bool = False) -> None:
         if model.device.type != "cuda":
             raise ValueError(f"backend cuda-graph needs --device cuda, got {model.device}")
         super().__init__(model)
         self.compiled = compiled
-        self._capture_seconds = 0.0
         self._graphs = weakref.WeakKeyDictionary[Buffers, Graphs]()
         self._waiting: tuple[Buffers, Graphs] | None = None
-
-    @property
-    def replays(self) -> bool:
-        return True
-
-    @property
-    def capture_seconds(self) -> float:
-        return self._capture_seconds
 
     def make_buffers(self, batch_size: int, num_slots: int, context: Tensor | None) -> Buffers:
         kept, self._waiting = self._waiting, None
@@ -86,7 +77,8 @@ class Captured(ModelWrapper[Behind]):
         graphs, kind, whole = self._graphs[step.buffers], step.kind, step.of(self.model).run
 
         def run(lanes: Tensor, num_slots: int) -> None:
-            self._capture_seconds += graphs.run(kind, whole, lanes, num_slots, self.compiled)
+            seconds = graphs.run(kind, whole, lanes, num_slots, self.compiled)
+            step.buffers.capture_seconds += seconds
 
         return run
 

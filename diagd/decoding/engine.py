@@ -61,8 +61,7 @@ class Step:
     draw_rule: DrawRule | None = None  # what turns logits into tokens; None is `draw`
 
     @property
-    def is_plain(self) -> bool:
-        """Whether visibility and draws are ours, for which kernels may be written."""
+    def is_plain(self) -> bool:  # for which kernels may be written
         return self.rule is raster_rule and self.draw_rule is None
 
     @property
@@ -99,14 +98,7 @@ def whole_blocks(size: int, block: int) -> int:
 
 
 class Stream:
-    """Tokens of a raster-order model, written by whoever feeds lanes.
-
-    Args:
-        frame: the layout of one frame.
-        buffers: of the model.
-        max_slots: the longest sequence to hold.
-        keep_frames, rule: see `diagd.decoding.generate_tokens.DecodingEngine`.
-    """
+    """Tokens of a model, written by whoever feeds lanes; `frame` is the layout of one frame."""
 
     def __init__(
         self,
@@ -144,8 +136,7 @@ class Stream:
         return len(self.tokens)
 
     @property
-    def is_endless(self) -> bool:
-        """Whether a frame that begins in a full context takes the slots of the oldest."""
+    def is_endless(self) -> bool:  # a frame that begins in a full context takes the oldest's slots
         return not self.reads_again and self.window > 1
 
     def layout(
@@ -183,7 +174,7 @@ class Stream:
         self.held[:length] = torch.arange(length, device=self.held.device)
         self.num_used = length
         self.window = self.num_held + self.room()  # no actions stand before the first of them
-        count = PREFILL_LANES[sequence.device.type]
+        count = PREFILL_LANES.get(sequence.device.type, PREFILL_LANES["cuda"])
         for start in range(0, length - 1, count):
             end = min(start + count, length - 1)
             slots = torch.arange(start, end, device=sequence.device)
@@ -233,27 +224,28 @@ class Stream:
     def follow(self, order: Order, layout: SequenceLayout) -> Iterator[None]:
         """Write the frames that were laid out in an order; yield as each becomes whole."""
         plan = make_plan(order, layout, self.model.replays, self.ranges.row_ends is not None)
-        base, frame, lanes = self.num_used, 0, self.place(plan)
+        packed, fed_at = _tensors_of(plan)
+        base, frame, lanes = self.num_used, 0, self.place(packed).to(self.tokens.device)
+        slots = self.slots_between(base, base + len(fed_at))
+        with torch.inference_mode():
+            self.fed_at[slots] = fed_at.to(self.fed_at.device)
         for step, (start, end) in enumerate(pairwise(plan.starts)):
             self.feed(lanes[:, start:end], plan.num_fed[step], base + plan.ends[step])
-            while frame < len(plan.frame_ends) and step == plan.frame_ends[frame]:
+            while frame < len(plan.frame_ends) and step >= plan.frame_ends[frame]:
                 frame += 1
                 yield
 
     @torch.inference_mode()
-    def place(self, plan: DecodePlan) -> Tensor:
-        """Put a plan behind the slots in use; return the lanes of all steps, (8, total) int64."""
-        packed, fed_at = _tensors_of(plan)
-        slots = self.slots_between(self.num_used, self.num_used + len(fed_at))
-        self.fed_at[slots] = fed_at.to(self.fed_at.device)
-        lanes = packed.clone()
+    def place(self, lanes: Tensor) -> Tensor:
+        """Put lanes (8, total), counted from the start of a layout, behind the slots in use."""
+        lanes = lanes.clone()
         lane = Lanes.of(lanes)
         lane.positions.add_(self.num_used)
         for slots in (lane.slots, lane.inputs, lane.outputs):
             slots[slots != SCRATCH] += self.num_used
             slots.copy_(self.slots_at(slots))
         lane.frames.add_(self.num_generated)
-        return lanes.to(self.tokens.device)
+        return lanes
 
     def feed(
         self, lanes: Tensor, num_fed: int, end: int, draw_rule: DrawRule | None = None

@@ -32,7 +32,7 @@ def decode(strategy: Strategy, stream: Stream, layout: SequenceLayout) -> Iterat
     return stream.follow(strategy.schedule(layout.grid), layout)
 
 
-for writer in (zipar.adaptive, exact.exact, exact.jacobi, exact.tolerant, exact.speculative):
+for writer in (zipar.adaptive, exact.exact, exact.tolerant, exact.speculative):
     decode.register(writer)
 
 
@@ -81,14 +81,13 @@ class DecodingEngine:
         buffers = model.make_buffers(batch_size, max_slots + num_action_tokens + 1, context)
         buffers.seeds.copy_(seeds)
         self.stream = Stream(model, frame, buffers, max_slots, keep_frames, sampling, rule)
-        self._captured_before = 0.0
         # weak, for it holds the stream: in a circle, a dropped one would keep its cache for a while
         self._under_way: weakref.ref[Generator[Tensor, None, None]] | None = None
 
     @property
     def capture_seconds(self) -> float:
         """Seconds since the prefill that went into capturing steps as CUDA graphs."""
-        return self.stream.model.capture_seconds - self._captured_before
+        return self.stream.buffers.capture_seconds
 
     def set_sampling(self, sampling: SamplingOptions) -> None:
         """Draw otherwise from the next call of `decode` on, none being under way."""
@@ -98,7 +97,7 @@ class DecodingEngine:
         self.stream.set_sampling(sampling)
 
     def prefill(self, prompt: Tensor, context_frames: int = 1) -> None:
-        """Start the stream from a prompt, forgetting what was there.
+        """Start the stream from a prompt, forgetting what was there and closing what is under way.
 
         Args:
             prompt: (B, P) int64, ending with the last token of its last context frame; P may be 0
@@ -125,8 +124,14 @@ class DecodingEngine:
             )
         check_ids(prompt, stream.model.num_embeddings, "prompt")
         stream.model.check_prompt(prompt, context_frames)
-        self._captured_before = stream.model.capture_seconds
+        self._close()
+        stream.buffers.capture_seconds = 0.0
         stream.prefill(prompt, layout)
+
+    def _close(self) -> None:
+        under_way = self._under_way and self._under_way()
+        if under_way is not None:
+            under_way.close()
 
     def decode(
         self,
@@ -170,9 +175,7 @@ class DecodingEngine:
         actions = _check_actions(actions, layout, stream)
         if not stream.is_endless and stream.num_used + layout.num_slots > stream.max_slots:
             _check_room(stream)
-        under_way = self._under_way and self._under_way()
-        if under_way is not None:
-            under_way.close()
+        self._close()
         stream.verified = []
         frames = _frames(stream, strategy, actions.to(stream.tokens.device))
         self._under_way = weakref.ref(frames)

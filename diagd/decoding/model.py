@@ -27,6 +27,7 @@ class Buffers:
     fed_at: Tensor  # (slots) int64, the step at which each slot's true token is fed
     seeds: Tensor  # (B,) int64
     cache: Any  # what the model keeps
+    capture_seconds: float = 0.0  # that went into capturing steps over it as CUDA graphs
 
 
 class StepParts(Protocol):
@@ -66,6 +67,11 @@ class CausalModel(Protocol):
     or, but for rounding, on who else shares a step or the batch.
     """
 
+    # steps are compiled or captured: few widths of a step are better, and draws may not depend on
+    # what earlier steps left outside of the buffers
+    replays: bool = False
+    takes_rows: bool = False  # `forward` takes positions (B, L), a mask (B, L, M): one for each row
+
     @property
     def shape(self) -> ModelShape: ...
 
@@ -90,25 +96,9 @@ class CausalModel(Protocol):
         return self.shape.device
 
     @property
-    def replays(self) -> bool:
-        """Whether steps are compiled or captured: then few widths of a step are better, and what
-        draws may not depend on what earlier steps left outside of the buffers."""
-        return False
-
-    @property
-    def takes_rows(self) -> bool:
-        """Whether `forward` takes positions (B, L) and a mask (B, L, M), one for each batch row."""
-        return False
-
-    @property
     def embeddings(self) -> Tensor:
         """The table that steps read, (num_embeddings, hidden size or more), to be written to."""
         raise ValueError("this backend takes no text of vectors: choose another --backend")
-
-    @property
-    def capture_seconds(self) -> float:
-        """Seconds that went into capturing steps as CUDA graphs so far."""
-        return 0.0
 
     def check_prompt(self, prompt: Tensor, context_frames: int) -> None:
         """Refuse, with a ValueError, a prompt (B, P) of known ids that the model would misread."""
@@ -187,23 +177,15 @@ class ModelWrapper(CausalModel, Generic[Behind]):
     """
 
     def __init__(self, model: Behind) -> None:
-        self.model = model
+        self.model, self.replays = model, self.replays or model.replays
 
     @property
     def shape(self) -> ModelShape:
         return self.model.shape
 
     @property
-    def replays(self) -> bool:
-        return self.model.replays
-
-    @property
     def embeddings(self) -> Tensor:
         return self.model.embeddings
-
-    @property
-    def capture_seconds(self) -> float:
-        return self.model.capture_seconds
 
     def check_prompt(self, prompt: Tensor, context_frames: int) -> None:
         self.model.check_prompt(prompt, context_frames)

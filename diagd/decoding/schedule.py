@@ -251,7 +251,9 @@ def make_plan(
             frame_ends[target[0]] = max(step, frame_ends[target[0]])
     widest = max(map(len, steps))
     plan = DecodePlan(order, [], [0], [len(step) for step in steps], [], fed_at, frame_ends)
-    for lanes in steps:
+    for step, lanes in enumerate(steps):
+        if not lanes:
+            raise ValueError(f"an order must write tokens in every step, got none in step {step}")
         lanes.sort()
         plan.ends.append(lanes[-1][0] + 1)
         position, _, source, _, *rest = lanes[0]
@@ -275,8 +277,8 @@ def padded_width(num_lanes: int, widest: int | None = None) -> int:
 def feeds(order: Order, layout: SequenceLayout, known_row_ends: bool = False) -> Iterator[Feed]:
     """Yield every lane, in no order.
 
-    A target is read from the lane at its raster predecessor. That is the predecessor itself where
-    it is fed in that very step; where it is not known by then, another token stands in for it. The
+    A target is read from the lane at its raster predecessor, which is fed in that very step; where
+    it is not known by then, another token stands in for it, and it is fed once it is. The
     token written last would be fed at step `num_steps`, which nobody runs.
     """
     if layout.has_prompt:
@@ -288,9 +290,9 @@ def feeds(order: Order, layout: SequenceLayout, known_row_ends: bool = False) ->
             yield Feed(step, slot, slot, successor)
             continue
         step = order.step_of(*layout.places[slot])
-        on_time = successor is not None and order.step_of(*successor) == step + 1
-        yield Feed(step + 1, slot, slot, successor if on_time else None)
-        if successor is not None and not on_time:
+        if successor is None or order.step_of(*successor) <= step:
+            yield Feed(step + 1, slot, slot, None)
+        if successor is not None:
             is_known = known_row_ends or step < order.step_of(*successor)
             source = slot if is_known else _stand_in(order, layout, *successor)
             yield Feed(order.step_of(*successor), slot, source, successor)

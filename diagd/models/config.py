@@ -70,6 +70,8 @@ class ModelConfig:
         rule = f"num_seam_tokens must be at most num_action_tokens={self.num_action_tokens}"
         _refuse(seam > self.num_action_tokens, rule, seam)
         _refuse(seam and rows % 2, "num_seam_tokens need an even grid_height", rows)
+        on_grid = position in ("rope2d", "rope3d") or self.position_table
+        _refuse(seam and on_grid, "num_seam_tokens need positions in one dimension", position)
         rule = f"prefix_length must be below max_positions={self.max_positions}"
         _refuse(prefix >= self.max_positions, rule, prefix)
         rule = "position='rope' needs an even head_dim"
@@ -126,8 +128,7 @@ class ModelConfig:
         return self.num_action_tokens - self.num_seam_tokens
 
     @property
-    def prefix_ids(self) -> range:
-        """Ids before the first frame (Cosmos' BOV), which follow all others."""
+    def prefix_ids(self) -> range:  # before the first frame (Cosmos' BOV); they follow all others
         return range(self.vocab_size, self.vocab_size + self.prefix_length)
 
     @property

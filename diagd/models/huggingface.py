@@ -137,10 +137,6 @@ class HuggingFaceModel(CausalModel):
     def dtype(self) -> torch.dtype:
         return self.model.dtype
 
-    @property
-    def takes_rows(self) -> bool:
-        return True
-
     def check_prompt(self, prompt: Tensor, context_frames: int) -> None:
         start, num_sizes = self.vocabulary.image_start, self.vocabulary.num_sizes
         if self.image_range is None:
@@ -191,8 +187,6 @@ class HuggingFaceModel(CausalModel):
             use_cache=True,
             **{self._cache_argument: cache},
         )
-
-    __call__ = forward
 
     def logits(self, tokens: Tensor, context: Tensor | None = None) -> Tensor:
         """Run the plain causal model: (B, N) int64 tokens -> (B, N, vocab_size)."""

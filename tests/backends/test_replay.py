@@ -116,9 +116,9 @@ def test_cuda_graphs_need_cuda():
 
 def test_padded_steps_write_what_bare_steps_write():
     class Padded(ModelWrapper[Transformer]):
-        @property
-        def replays(self) -> bool:
-            return True
+        def __init__(self, model):
+            super().__init__(model)
+            self.replays = True
 
     for case in (Case(num_frames=4), Case(row_lag=1, frame_lag=3, num_action_tokens=2)):
         written, fed = [], []

@@ -31,6 +31,20 @@ class Spelled:
         return 9 * t + 2 * i + j
 
 
+@dataclass(frozen=True)
+class Backwards(Spelled):
+    """The last frame first, `idle` steps between two."""
+
+    idle: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        return self.grid.num_frames * (9 + self.idle) - self.idle
+
+    def step_of(self, t: int, i: int, j: int) -> int:
+        return (9 + self.idle) * (self.grid.num_frames - 1 - t) + 2 * i + j
+
+
 class Words(Strategy):
     word, has_schedule = "words", True
 
@@ -56,6 +70,20 @@ def test_an_order_and_a_rule_of_ones_own_are_ours_if_they_say_the_same(name):
     expected = generate(name, "k=2")
     assert torch.equal(generate(name, Words()), expected)
     assert torch.equal(generate(name, "k=2", rule=not_later), expected)
+
+
+def test_an_order_may_end_frames_in_any_order_but_not_rest():
+    class Last(Words):
+        def schedule(self, grid):
+            return Backwards(grid, "temporal", idle)
+
+    idle = 0
+    tokens = generate("own", Last())
+    assert tokens.shape[1] == CASE.grid.num_frames
+    assert not torch.equal(tokens, generate("own", "k=2"))
+    idle = 2
+    with pytest.raises(ValueError, match="must write tokens in every step, got none in step 10"):
+        generate("own", Last())
 
 
 @pytest.mark.parametrize("name", MODELS)

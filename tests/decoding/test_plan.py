@@ -97,6 +97,28 @@ def test_every_token_but_the_last_is_fed_once_a_step_after_it_was_written(drawn)
     assert plan.fed_at[last] >= plan.order.num_steps
 
 
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """A frame column by column, so that raster successors come three steps later."""
+
+    grid: diagd.TokenGrid
+    row_start: RowStart = "temporal"
+    num_steps: int = 15
+
+    def step_of(self, t: int, i: int, j: int) -> int:
+        return 3 * j + i
+
+
+def test_a_token_that_is_read_later_is_fed_then_and_once():
+    grid = diagd.TokenGrid(1, 3, 5)
+    plan = make_plan(Columns(grid), SequenceLayout(grid, context_frames=1), pad=False)
+    lanes = torch.tensor(plan.lanes).T
+    true = Lanes.of(lanes[:, lanes[1] == lanes[2]])
+    assert sorted(true.slots.tolist()) == list(range(-1, 14))
+    for slot, step in zip(true.slots.tolist(), true.steps.tolist(), strict=True):
+        assert slot < 0 or plan.fed_at[slot] == step
+
+
 @given(plans())
 @plan_settings
 def test_no_lane_reads_a_slot_that_is_not_written(drawn):

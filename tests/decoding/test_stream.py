@@ -337,6 +337,16 @@ def test_one_seed_or_one_a_row():
         open_stream(Case(), seed=[1, 2, 3])
 
 
+def test_a_new_prompt_ends_what_is_under_way():
+    case, other = Case(), dataclasses.replace(Case(), seed=1)
+    engine = open_stream(case)
+    first = engine.decode(case.schedule)
+    next(first)
+    engine.prefill(other.prompt, other.context_frames)
+    assert list(first) == []
+    assert torch.equal(decode(engine, other, 3, None), decode(open_stream(other), other, 3, None))
+
+
 def test_a_second_decode_ends_the_first_and_goes_on_from_its_frames():
     case = Case()
     engine = open_stream(case)

@@ -64,6 +64,10 @@ def test_unknown_and_missing_fields_are_named():
             {"tie_embeddings": True, "extra_embeddings": 2},
             "tie_embeddings needs extra_embeddings=0, got 2",
         ),
+        (
+            {"position": "rope3d", "grid_height": 4, "num_seam_tokens": 1},
+            "num_seam_tokens need positions in one dimension, got rope3d",
+        ),
         ({"sliding_layers": 1}, "sliding_layers must be a list of integers, got 1"),
         ({"sliding_layers": ["0"]}, "sliding_layers must be a list of integers, got ['0']"),
         *(

@@ -24,7 +24,7 @@ from torch import Tensor
 from diagd.decoding.engine import DrawRule, Lanes, Step, Stream
 from diagd.decoding.sampling import Draw, gumbel_noise, if_any_best, lowest_id_of, truncated_logits
 from diagd.decoding.schedule import SCRATCH, SequenceLayout, padded_width
-from diagd.decoding.strategies.table import Exact, Jacobi, SpeculativeJacobi, Tolerant
+from diagd.decoding.strategies.table import Exact, SpeculativeJacobi, Tolerant
 
 # How drafts fare on the bundled model at temperature 1 (docs/log.md, exact decoding): lanes are
 # chosen by it. Wrong numbers cost speed, never tokens.
@@ -68,11 +68,9 @@ class Drafts:
         # of each row of tokens, all frames' in turn: how many were fed, from its left
         self.fed_columns = [0] * (layout.grid.num_frames * self.height)
         self.stale: set[int] = set()  # lanes to be fed again
-        # of an action, that of the token behind it
-        self.places = [layout.places.get(lane, (0, 0, 0)) for lane in range(self.size)]
+        self.places = [(0, 0, 0)] * self.size  # of an action, that of the token behind it
         for lane in reversed(range(self.size)):
-            if lane not in layout.places:
-                self.places[lane] = self.places[lane + 1]
+            self.places[lane] = layout.places.get(lane) or self.places[lane + 1]
         self.row_starts = [lane for lane, (_, _, j) in layout.places.items() if j == 0]
         self.is_action = [lane not in layout.places for lane in range(self.size)]
         self.unfed_actions = dict.fromkeys(compress(range(self.size), self.is_action))  # in order
@@ -176,10 +174,6 @@ def exact(strategy: Exact, stream: Stream, layout: SequenceLayout) -> Iterator[N
     return verify_frames(stream, layout, replace(strategy, num_lanes=num_lanes))
 
 
-def jacobi(strategy: Jacobi, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-    return exact(Exact(strategy.num_lanes, draft_lag=0), stream, layout)
-
-
 def tolerant(strategy: Tolerant, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
     rule = KeepWithin(strategy.tolerance) if strategy.tolerance > 1 else None
     return verify_frames(stream, layout, Exact(strategy.num_lanes), rule)
@@ -188,7 +182,7 @@ def tolerant(strategy: Tolerant, stream: Stream, layout: SequenceLayout) -> Iter
 def speculative(
     strategy: SpeculativeJacobi, stream: Stream, layout: SequenceLayout
 ) -> Iterator[None]:
-    rule = Coupling(stream, strategy.afresh)
+    rule = Coupling(stream, strategy)
     return verify_frames(stream, layout, Exact(strategy.num_lanes, draft_lag=0), rule)
 
 
@@ -202,20 +196,17 @@ def verify_frames(
     drafts = Drafts(layout, stream.batch_size, how)
     _draft_first(stream, layout)
     first_frame, frame = stream.num_generated, 0
-    positions = torch.arange(drafts.size) + stream.num_used - 1
-    slots = stream.slots_at(positions)
-    outputs = torch.where(torch.tensor(drafts.is_action), SCRATCH, positions + 1)
-    frames, rows, columns = torch.tensor(drafts.places).T
-    written, steps, frames = stream.slots_at(outputs), torch.zeros_like(slots), frames + first_frame
-    lane = Lanes(positions, slots, slots, written, steps, frames, rows, columns)
-    table = torch.stack(lane)  # of all lanes, (8, size)
+    lanes = torch.arange(-1, drafts.size - 1)
+    outputs = torch.where(torch.tensor(drafts.is_action), SCRATCH, lanes + 1)
+    places = torch.tensor(drafts.places).T
+    table = stream.place(torch.stack([lanes, lanes, lanes, outputs, 0 * lanes, *places]))
     while drafts.num_verified < drafts.size:
         first = drafts.num_verified
-        lanes = drafts.choose()
-        changed = _feed(stream, table, lanes, drafts.verified, rule)
-        accepted = drafts.update(lanes, changed)
+        chosen = drafts.choose()
+        changed = _feed(stream, table, chosen, drafts.verified, rule)
+        accepted = drafts.update(chosen, changed)
         t, i, j = drafts.places[first]
-        stream.verified.append(VerifiedStep(first_frame + t, i, j, len(lanes), accepted))
+        stream.verified.append(VerifiedStep(first_frame + t, i, j, len(chosen), accepted))
         while drafts.num_verified >= (frame + 1) * layout.slots_per_frame:
             frame += 1
             _draft_next(stream, layout, drafts, frame)
@@ -227,10 +218,8 @@ def _draft_first(stream: Stream, layout: SequenceLayout) -> None:
     base, of_frame = stream.num_used, layout.slots_per_frame
     slots = stream.slots_between(base - of_frame, base + layout.num_slots)
     visual = slots.view(-1, of_frame)[:, layout.token_slots]
-    if layout.context_frames:
-        stream.tokens[:, visual[1:]] = stream.tokens[:, visual[:1]]
-    else:
-        stream.tokens[:, visual[1:]] = stream.ranges.low
+    start = stream.tokens[:, visual[:1]] if layout.context_frames else stream.ranges.low
+    stream.tokens[:, visual[1:]] = start
 
 
 @torch.inference_mode()
@@ -330,19 +319,24 @@ class KeepWithin:
 
 
 class Coupling:
-    """The rule of `SpeculativeJacobi`: `couple`; it remembers what drafts were drawn from."""
+    """The rule of `SpeculativeJacobi`: `couple`; it remembers what drafts were drawn from.
 
-    def __init__(self, stream: Stream, afresh: bool) -> None:
-        self.afresh = afresh
-        shape = *stream.tokens.shape, stream.ranges.high - stream.ranges.low
-        self.sources = torch.zeros(shape, device=stream.tokens.device)  # (B, slots, V)
+    Lanes are consecutive, so of so many places no two meet in a step.
+    """
+
+    def __init__(self, stream: Stream, how: SpeculativeJacobi) -> None:
+        self.afresh, device = how.afresh, stream.tokens.device
+        shape = stream.batch_size, how.num_lanes, stream.ranges.high - stream.ranges.low
+        self.sources = torch.zeros(shape, device=device)
+        self.held = torch.full(shape[1:2], -2, device=device)  # the positions of their lanes
 
     def __call__(self, step: Step, logits: Tensor, lane: Lanes) -> Tensor:
         low, draw = step.ranges.low, step.draw_of(lane)
         scores = truncated_logits(logits, draw)
         drafts = step.buffers.tokens[:, lane.outputs] - low
-        target, source = scores.softmax(-1), self.sources[:, lane.outputs]
-        self.sources.index_copy_(1, lane.outputs, target)
+        target, at = scores.softmax(-1), lane.positions % len(self.held)
+        source = self.sources[:, at] * (self.held[at] == lane.positions)[:, None]
+        self.sources[:, at], self.held[at] = target, lane.positions
         drawn = couple(target, source, drafts, draw, lane.steps, self.afresh) + low
         return if_any_best(drawn, scores.amax(-1))
 

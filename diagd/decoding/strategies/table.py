@@ -63,7 +63,7 @@ class Strategy:
             value = getattr(self, one.name)
             if value != one.default:
                 if isinstance(value, float):
-                    value = f"{Decimal(repr(value)):f}".removesuffix(".0")
+                    value = f"{Decimal(repr(float(value))):f}".removesuffix(".0")
                 text += f"{prefix}{value}"
         return text
 
@@ -104,16 +104,16 @@ def _spelled(kind: type[Strategy]) -> Iterator[tuple[Field[Any], str, Any]]:
 
 
 class Scheduled(Strategy):
-    """A strategy that follows a schedule; `lags` are its fields that are lags."""
+    """A strategy that follows a schedule; the numbers among its fields are lags."""
 
     has_schedule = True
-    lags: ClassVar[tuple[str, ...]] = ()
 
     def check(self, conditions: Conditions) -> None:
         """Raise ValueError for lags that do not fit the grid, or fit none where it is unknown."""
         if conditions.grid is not None:
             self.schedule(conditions.grid)
-        check_at_least(self, **dict.fromkeys(self.lags, 1))
+        lags = [one.name for one, _, kind in _spelled(type(self)) if kind in _NUMBERS]
+        check_at_least(self, **dict.fromkeys(lags, 1))
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,6 @@ class Diagonal(Scheduled):
     """
 
     word, examples = "k", ("k=2", "k=1,d=14", "k=1/predecessor")
-    lags = ("row_lag", "frame_lag")
     row_lag: Annotated[int, "="]
     frame_lag: Annotated[int | None, ",d="] = None
     row_start: Annotated[RowStart, "/"] = "temporal"
@@ -155,7 +154,6 @@ class ZipAR(Scheduled):
     """ZipAR (arXiv:2412.04062): a row starts once `window` tokens of the row above exist."""
 
     word, examples = "zipar", ("zipar=4",)
-    lags = ("window",)
     window: Annotated[int, "="]
 
     def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
@@ -191,15 +189,12 @@ class Exact(Strategy):
 
 
 @dataclass(frozen=True)
-class Jacobi(Strategy):
+class Jacobi(Exact):
     """`Exact` without drafts ahead: plain Jacobi decoding (arXiv:2305.10427)."""
 
     word, examples = "jacobi", ("jacobi",)
-    promise = "tokens"
-    num_lanes: Annotated[int | None, ",lanes="] = None
-
-    def __post_init__(self) -> None:
-        check_at_least(self, num_lanes=1)
+    draft_lag: ClassVar[int] = 0  # pyright: ignore[reportIncompatibleVariableOverride]
+    draft_width: ClassVar[int] = 3  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 @dataclass(frozen=True)
@@ -259,9 +254,7 @@ class AdaptiveZipAR(Strategy):
     window: Annotated[int, "="]  # tokens of the row above, before a row's first is drawn
 
     def check(self, conditions: Conditions) -> None:
-        if conditions.grid is not None:
-            DiagonalSchedule(conditions.grid, self.window)
-        check_at_least(self, window=1)
+        ZipAR(self.window).check(conditions)
         if conditions.batch_size > 1:
             raise ValueError(f"{self} decodes one batch row, got {conditions.batch_size}")
         if conditions.num_seam_tokens:

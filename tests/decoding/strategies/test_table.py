@@ -1,5 +1,6 @@
 """Strategies and their names: one spelling each, read back, refused where it is none."""
 
+import numpy as np
 import pytest
 
 import diagd
@@ -54,6 +55,10 @@ def test_a_strategy_has_one_spelling_that_is_read_back(text):
 def test_every_strategy_of_the_table_is_spelled_here():
     assert {type(strategy) for strategy in SPELLED.values()} == set(STRATEGIES)
     assert len({kind.word for kind in STRATEGIES}) == len(STRATEGIES)
+
+
+def test_numbers_of_numpy_are_spelled_as_others():
+    assert Tolerant(np.float64(1.5)).name == "tolerance=1.5"
 
 
 def test_other_spellings_become_the_one():

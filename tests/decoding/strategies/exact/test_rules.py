@@ -10,7 +10,8 @@ import torch
 import diagd
 from diagd.backends.native.model import NativeModel
 from diagd.decoding.sampling import Draw, ValidRanges
-from diagd.decoding.strategies.exact import couple, keep_within
+from diagd.decoding.strategies.exact import Coupling, couple, keep_within
+from diagd.decoding.strategies.table import SpeculativeJacobi
 from tests.decoding.cases import Case, Passing, model_of
 from tests.models.tiny import tiny_model
 
@@ -45,6 +46,14 @@ def test_a_tolerance_of_one_writes_raster_s_tokens_where_ids_tie():
         for strategy in ("raster", "tolerance=1,lanes=9")
     )
     assert torch.equal(raster, tolerant)
+
+
+def test_what_drafts_were_drawn_from_is_kept_for_the_lanes_of_a_step_only():
+    case = Case(batch_size=2)
+    grid = case.grid
+    engine = diagd.DecodingEngine(model_of("own"), grid.height, grid.width, batch_size=2)
+    rule = Coupling(engine.stream, SpeculativeJacobi(num_lanes=7))
+    assert rule.sources.shape == (2, 7, model_of("own").vocab_size)
 
 
 def test_a_coupled_draw_never_has_an_id_of_no_probability():
