@@ -115,6 +115,8 @@ class HuggingFaceModel(CausalModel):
             token, limits attention to a window, or bans ids in its forward is a ValueError.
     """
 
+    takes_rows = True
+
     def __init__(self, model: PreTrainedModel) -> None:
         _check_model(model)
         self.model = model.eval()  # else dropout would be active

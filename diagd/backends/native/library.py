@@ -97,8 +97,8 @@ def find_or_make() -> Path:
             logger.warning("%s: trying the next best", tried[name]["problem"])
         if (compiler := find_compiler()) is not None:
             tried[BUILT] = _try(Path(scratch), BUILT, [compiler])
-        pairs = [(one["ours"], one["pytorch"]) for one in _times(tried).values()]
-        gains = [theirs.diagonal_ms / ours.diagonal_ms for ours, theirs in pairs]
+        found = _times(tried).values()
+        gains = [one["pytorch"].diagonal_ms / one["ours"].diagonal_ms for one in found]
         if (command := zig()) and max(gains, default=0) < CLEARLY_FASTER:
             tried[ZIG] = _try(Path(scratch), ZIG, command)
         if not (passed := _times(tried)):
@@ -106,6 +106,8 @@ def find_or_make() -> Path:
             raise OSError((made or ["no C++ compiler found (set CXX, or install g++)"])[-1])
         best = min(passed, key=lambda name: passed[name]["ours"].cost)
         fresh = Path(scratch) / f"{best}.so"
+        for damaged in folder.glob(f"kernels-{_choice()}-*.so"):
+            damaged.unlink()
         target = folder / f"kernels-{_choice()}-{best}-{_digest(fresh.read_bytes())}.so"
         os.replace(fresh, target)
     write_json(folder / f"kernels-{_choice()}.json", tried)

@@ -88,6 +88,9 @@ def test_a_damaged_build_is_not_loaded(kept_build, whole_build, caplog):
         caplog.clear()
         assert library.find_kept() is None
         assert f"{kept_build}: damaged, so the kernels are made again" in caplog.text
+    kept_build.rename(kept_build.with_name(kept_build.name.replace("-built-", "-zig-")))
+    assert library.find_or_make() == kept_build  # made again under another name, and it is alone
+    assert [path.suffix for path in kept_build.parent.glob("kernels-*.so")] == [".so"]
 
 
 def test_builders_at_the_same_time_leave_one_build_for_a_damaged_one_and_it_is_kept(
