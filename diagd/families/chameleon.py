@@ -49,8 +49,7 @@ from diagd.families.weights import llama_fields
 from diagd.files import read_json_object, require_file
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import TextIds, TextPrompts, ids_of, read_words
-from diagd.tokenizers.vq import VQTokenizer
-from diagd.tokenizers.vqgan import read_vqgan
+from diagd.tokenizers.vq import VQTokenizer, read_vqgan
 from diagd.weight_files import read_tensors
 
 _7B = PRESETS["chameleon-7b"]  # what a config leaves out is as it is there
@@ -101,7 +100,6 @@ def _build(
 
 
 def _grid_of(side: Mapping[str, Any], default: int) -> tuple[int, int]:
-    """Return the codes of an image, which models of images of any size are told."""
     height, width = (int(side.get(f"grid_{name}", default)) for name in ("height", "width"))
     if height % 2 or width % 2:
         raise ValueError(f"grid_height and grid_width must be even, got {height} and {width}")

@@ -50,8 +50,8 @@ TEXT_FOLDER = "text"
 _TEXT_FILES = {".json", ".jinja", ".model", ".txt"}  # suffixes of what a text tokenizer consists of
 # Raised where tensors and configs have other shapes and types than a family's.
 _MISFITS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError
-# Those of the Hub's client; an unreachable one raises the base of its HTTP library, as is
-_HUB_ERRORS = OSError, ValueError, errors.HfHubHTTPError.__bases__[0]
+# Those of the Hub's client, and of the library below it where the Hub is not reached
+_HUB_ERRORS: tuple[Any, ...] = OSError, ValueError, errors.HfHubHTTPError.__bases__[0]
 
 logger = logging.getLogger("diagd")
 
@@ -184,7 +184,7 @@ def _read_source(path: Path, config: Path | None) -> Source:
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
     files = read_json_object(index).get("weight_map")
-    names = list(files.values()) if isinstance(files, dict) and files else [None]
+    names: list[Any] = list(files.values()) if isinstance(files, dict) and files else [None]
     if not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise ValueError(f"{index}: expected a weight_map that names files beside it")
     shards = [read_tensors(index.with_name(name)) for name in sorted(set(names))]

@@ -230,7 +230,8 @@ def _tokenizer(found: Checkpoint) -> VQTokenizer:
     """Build the tokenizer that the YAML names, from the main checkpoint or its own file."""
     config, tensors = _tokenizer_file(found, "config_path"), found.source.tensors
     is_inside = any(name.startswith(_TOKENIZER) for name in tensors)
-    return mineworld_tokenizer(config, tensors if is_inside else _tokenizer_file(found, "ckpt_path"))
+    weights = tensors if is_inside else _tokenizer_file(found, "ckpt_path")
+    return mineworld_tokenizer(config, weights)
 
 
 def _tokenizer_file(found: Checkpoint, field: str) -> Path:

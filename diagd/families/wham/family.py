@@ -20,11 +20,11 @@ import lzma
 import math
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -144,9 +144,8 @@ _BLOCK_NORMS = {
     _BLOCK + "input_layernorm": _THEIRS + "ln_1",
     _BLOCK + "post_attention_layernorm": _THEIRS + "ln_2",
 }
-_HEADS_BY_NAME = {"chinchilla-251M": 16, "chinchilla-1018M": 14}
-_HEADS_BY_NAME |= {"wham-4kvocab-1.6b": 18, "wham-3b": 24}
-_HEADS_BY_SHAPE = {(m.num_layers, m.hidden_size): m.num_heads for m in PRESETS.values()}
+# of its makers' sizes, by layers and width
+_NUM_HEADS = {(16, 1024): 16, (23, 1792): 14, (24, 2304): 18, (30, 3072): 24}
 _DAMAGE = zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, UnicodeDecodeError
 NPZ_FPS = Fraction(10)  # the files do not say
 SIZE_PX = (180, 300)  # height and width of the frames of both models
@@ -177,12 +176,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 def _num_heads(source: Source, num_layers: int, hidden_size: int) -> int:
-    keywords = _keywords(source.hyper_parameters.get("predictor_args"))
-    found = (
-        source.side.get("n_head")
-        or _HEADS_BY_NAME.get(str((keywords.get("model_spec") or {}).get("model_size")))
-        or _HEADS_BY_SHAPE.get((num_layers, hidden_size))
-    )
+    found = source.side.get("n_head") or _NUM_HEADS.get((num_layers, hidden_size))
     if found is None:
         raise ValueError(
             f"nothing tells the number of heads of {num_layers} layers of width {hidden_size}: "
@@ -231,43 +225,30 @@ def _defaults(found: Checkpoint) -> GenerationDefaults:
 
 
 def npz_length(path: Path) -> tuple[int, Fraction]:
-    with _open_array(path, "images") as images:
-        return images.shape[0], NPZ_FPS
+    with _open_array(path, "images") as (shape, _):
+        return shape[0], NPZ_FPS
 
 
 def npz_frames(path: Path, numbers: Iterable[int]) -> Iterator[Tensor]:
-    with _open_array(path, "images") as images:
-        for row in images.rows(numbers):
+    with _open_array(path, "images") as (_, rows):
+        for row in rows(numbers):
             yield torch.from_numpy(row).movedim(0, -1).contiguous()
 
 
 def npz_actions(path: Path) -> list[str]:
     """Return the words that led to each frame; row t was done at frame t, and leads to t + 1."""
-    with _open_array(path, "actions") as stored:
-        rows = list(stored.rows(range(stored.shape[0]))) if stored.shape else []
+    with _open_array(path, "actions") as (shape, rows):
+        actions = list(rows(range(shape[0]))) if shape else []
     with naming(path):
-        return ["none", *actions_of_rows(rows)[:-1]]
+        return ["none", *actions_of_rows(actions)[:-1]]
 
 
-class StoredArray(NamedTuple):
-    """An array inside an opened npz file."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype  # never object
-    file: IO[bytes]  # at the first row
-
-    def rows(self, numbers: Iterable[int]) -> Iterator[NDArray]:
-        """Yield rows of ascending numbers, one in memory at a time."""
-        size = math.prod(self.shape[1:]) * self.dtype.itemsize
-        start = self.file.tell()
-        for number in numbers:
-            self.file.seek(start + number * size)
-            yield np.frombuffer(bytearray(self.file.read(size)), self.dtype).reshape(self.shape[1:])
+Rows = Callable[[Iterable[int]], Iterator[NDArray]]  # of ascending numbers, one at a time
 
 
 @contextlib.contextmanager
-def _open_array(path: Path, name: str) -> Iterator[StoredArray]:
-    """Open one array of an npz file; ValueError where it is damaged or would need unpickling."""
+def _open_array(path: Path, name: str) -> Iterator[tuple[tuple[int, ...], Rows]]:
+    """Yield the shape of an array and what reads its rows; ValueError for damage and pickles."""
     damaged = f"{require_file(path, 'clip')} cannot be read as npz (corrupt or truncated)"
     with (
         naming(f"{path} cannot be read as npz", RuntimeError),  # encrypted, or packed oddly
@@ -294,7 +275,14 @@ def _open_array(path: Path, name: str) -> Iterator[StoredArray]:
             is_video = dtype == np.uint8 and len(shape) == 4 and shape[1] == 3 and min(shape)
             if name == "images" and not is_video:
                 raise ValueError(f"{where} must be (T, 3, H_px, W_px) uint8, got {dtype} {shape}")
-            yield StoredArray(shape, dtype, file)
+            start, row_size = file.tell(), math.prod(shape[1:]) * dtype.itemsize
+
+            def rows(numbers: Iterable[int]) -> Iterator[NDArray]:
+                for number in numbers:
+                    file.seek(start + number * row_size)
+                    yield np.frombuffer(bytearray(file.read(row_size)), dtype).reshape(shape[1:])
+
+            yield shape, rows
 
 
 WHAM = Family(
