@@ -105,6 +105,11 @@ def released(tmp_path):
         yield write
 
 
+def tokenizer_of(found: Checkpoint) -> Any:
+    assert found.family.tokenizer
+    return found.family.tokenizer(found)
+
+
 @pytest.mark.parametrize(
     ("params", "vae"),
     [
@@ -119,10 +124,10 @@ def test_the_tokenizer_is_found_where_the_yaml_names_it_or_beside(params, vae, r
     found = released(dict(zip(("config_path", "ckpt_path"), params, strict=True)), vae)
     tokens = golden("mineworld_tiny_v256/vq.safetensors")["vq.tokens"]
     expected = mineworld().decode(tokens)
-    assert found.family.tokenizer(found).decode(tokens).equal(expected)
+    assert tokenizer_of(found).decode(tokens).equal(expected)
     with contextlib.chdir(tmp_path / "checkpoints"):
         found = find_model("300M_16f.ckpt")
-        assert found.family.tokenizer(found).decode(tokens).equal(expected)
+        assert tokenizer_of(found).decode(tokens).equal(expected)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +145,7 @@ def test_a_yaml_that_names_no_tokenizer_is_one_line(params, missing, released):
     found = released(params)
     message = rf"300M_16f\.ckpt: no config names its tokenizer: name .* or its {missing} in the YAM"
     with pytest.raises(ValueError, match=message):
-        found.family.tokenizer(found)
+        tokenizer_of(found)
 
 
 def test_a_tokenizer_that_is_nowhere_is_named(released, tmp_path):
@@ -148,4 +153,4 @@ def test_a_tokenizer_that_is_nowhere_is_named(released, tmp_path):
     for name, what in (("vae.ckpt", "vae.ckpt"), ("config.json", "config.json")):
         (tmp_path / "checkpoints" / "vae" / name).unlink()
         with pytest.raises(FileNotFoundError, match=rf"not found: checkpoints.vae.{what}$"):
-            found.family.tokenizer(found)
+            tokenizer_of(found)
