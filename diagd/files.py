@@ -63,8 +63,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file in UTF-8, whole or not at all."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_bytes(path, text.encode())
 
 
 def write_json(path: str | Path, value: object, indent: int | None = None) -> None:

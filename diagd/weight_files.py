@@ -25,6 +25,7 @@ from torch._utils import _rebuild_parameter, _rebuild_tensor_v2
 from diagd.files import naming, replacing, require_file
 
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_DTYPES |= {torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"}
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -33,8 +34,17 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return load_file(require_file(path))
 
 
+def check_storable(weights: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless `write_weights` knows the types of weights."""
+    for name, weight in weights.items():
+        if weight.dtype not in _DTYPES:
+            known = ", ".join(map(str, _DTYPES))
+            raise ValueError(f"{name} cannot be stored in {weight.dtype}, expected {known}")
+
+
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Write floating-point tensors, in their own types, under the path only when all are there."""
+    check_storable(weights)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, weight in weights.items():
@@ -69,7 +79,7 @@ _REBUILD = {
 }
 _STORAGES = ("Float", "BFloat16", "Half", "Double", "Long", "Int", "Short", "Char", "Byte", "Bool")
 _INERT = (
-    *("humanmodelling", "wham", "numpy", "pytorch_lightning", "lightning", "omegaconf"),
+    *("humanmodelling", "wham", "numpy", "pytorch_lightning", "lightning"),
     *("_codecs", "argparse", "collections", "pathlib"),
 )
 
@@ -239,13 +249,10 @@ def assign_weights(
     """Give a model on the meta device its weights, which fit it and must be finite."""
     own = dict[str, Tensor]()
     for name, weight in weights.items():
-        try:
+        with naming(f"{where}: {name} in {weight.dtype} cannot be used", RuntimeError):
             own[name] = weight.to(device, dtype)
             # one pass that allocates nothing; NaN where any is
             ends = torch.stack(own[name].aminmax()) if weight.numel() else own[name]
-        except RuntimeError as error:
-            reason = f"{name} in {weight.dtype} cannot be used: {str(error).splitlines()[0]}"
-            raise ValueError(f"{where}: {reason}") from None
         if not ends.isfinite().all():
             raise ValueError(f"{where}: {name} holds NaN or infinity (in {dtype})")
     model.load_state_dict(own, assign=True)

@@ -48,9 +48,8 @@ from diagd.families.presets import CHAMELEON as PRESETS
 from diagd.families.weights import llama_fields
 from diagd.files import read_json_object, require_file
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.text import TextIds, TextPrompts, check_known, ids_of, read_words
-from diagd.tokenizers.vq import VQTokenizer
-from diagd.tokenizers.vqgan import read_vqgan
+from diagd.tokenizers.text import TextIds, TextPrompts, ids_of, read_words
+from diagd.tokenizers.vq import VQTokenizer, read_vqgan
 from diagd.weight_files import read_tensors
 
 _7B = PRESETS["chameleon-7b"]  # what a config leaves out is as it is there
@@ -101,7 +100,6 @@ def _build(
 
 
 def _grid_of(side: Mapping[str, Any], default: int) -> tuple[int, int]:
-    """Return the codes of an image, which models of images of any size are told."""
     height, width = (int(side.get(f"grid_{name}", default)) for name in ("height", "width"))
     if height % 2 or width % 2:
         raise ValueError(f"grid_height and grid_width must be even, got {height} and {width}")
@@ -128,7 +126,12 @@ def _visual_ids(vocabulary: Mapping[str, int], has_row_ends: bool) -> list[int]:
 
 def _said(words: Any, text: str, known: Mapping[str, int], ends: Sequence[int] = ()) -> list[int]:
     ids = [words.bos_token_id, *words(text, add_special_tokens=False).input_ids, *ends]
-    check_known(words, ids, known)
+    for name, number in zip(words.convert_ids_to_tokens(ids), ids, strict=True):
+        if (theirs := known.get(name, number)) != number:
+            raise ValueError(
+                f"{name!r} is {theirs} in the model's config.json and {number} in its text "
+                "tokenizer, which is another model's"
+            )
     return ids
 
 

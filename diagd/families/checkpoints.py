@@ -50,6 +50,8 @@ TEXT_FOLDER = "text"
 _TEXT_FILES = {".json", ".jinja", ".model", ".txt"}  # suffixes of what a text tokenizer consists of
 # Raised where tensors and configs have other shapes and types than a family's.
 _MISFITS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError
+# Those of the Hub's client, and of the library below it where the Hub is not reached
+_HUB_ERRORS: tuple[Any, ...] = OSError, ValueError, errors.HfHubHTTPError.__bases__[0]
 
 logger = logging.getLogger("diagd")
 
@@ -83,6 +85,8 @@ def find_model(name_or_path: str | Path, config: str | Path | None = None) -> Ch
     """Recognise what `load_model` would load; its weights stay on disk until they are used."""
     path = model_path(name_or_path)
     side = None if config is None else Path(config)
+    if path.name == WEIGHTS_FILE and (side or path.with_name(CONFIG_FILE)).is_file():
+        path = path.parent if _is_ours(path.parent, side) else path
     if path.is_dir() and _is_ours(path, side):
         own_config = read_config(side or path / CONFIG_FILE)
         weights = read_weights(path / WEIGHTS_FILE)
@@ -105,7 +109,7 @@ def model_path(name_or_path: str | Path) -> Path:
     if is_repository(name):
         try:
             return Path(snapshot_download(name))  # as it is now, or as last seen when offline
-        except (OSError, ValueError) as error:
+        except _HUB_ERRORS as error:
             raise FileNotFoundError(
                 f"no model at {name!r}, neither a file or folder nor on the Hugging Face Hub: "
                 f"{_hub_reason(error)}"
@@ -139,8 +143,9 @@ def _released_files(folder: Path) -> list[Path]:
 
 def _is_ours(folder: Path, config: Path | None) -> bool:
     path = config or folder / CONFIG_FILE
-    if not path.is_file():
-        return all(file.name == WEIGHTS_FILE for file in _released_files(folder))
+    names = {file.name for file in _released_files(folder)}
+    if not path.is_file() or (names and WEIGHTS_FILE not in names):
+        return names <= {WEIGHTS_FILE}
     theirs = frozenset().union(*(family.config_fields for family in table.FAMILIES))
     return path.suffix == ".json" and not theirs & read_json_object(path).keys()
 
@@ -179,10 +184,10 @@ def _read_source(path: Path, config: Path | None) -> Source:
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
     files = read_json_object(index).get("weight_map")
-    names = set(files.values()) if isinstance(files, dict) and files else {None}
+    names: list[Any] = list(files.values()) if isinstance(files, dict) and files else [None]
     if not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise ValueError(f"{index}: expected a weight_map that names files beside it")
-    shards = [read_tensors(index.with_name(str(name))) for name in sorted(map(str, names))]
+    shards = [read_tensors(index.with_name(name)) for name in sorted(set(names))]
     return {name: tensor for shard in shards for name, tensor in shard.items()}
 
 
@@ -304,8 +309,9 @@ def _own_tokenizer(found: Checkpoint) -> VideoTokenizer | None:
 
 def _own_defaults(found: Checkpoint) -> GenerationDefaults:
     path = found.path.with_name(DEFAULTS_FILE)
+    fields = read_json_object(path) if path.is_file() else {}
     with naming(f"{path}: no generation defaults", (ValueError, TypeError)):
-        defaults = GenerationDefaults(**(read_json_object(path) if path.is_file() else {}))
+        defaults = GenerationDefaults(**fields)
     if not found.config.num_action_tokens:  # a grid may be several frames
         return defaults
     held = min(found.config.frames_held, defaults.remember or found.config.frames_held)
@@ -362,6 +368,6 @@ def upload(folder: Path, repository: str, private: bool | None, token: str | Non
         api.upload_folder(
             repo_id=url.repo_id, folder_path=folder, commit_message="World model by diagd"
         )
-    except (OSError, ValueError) as error:
+    except _HUB_ERRORS as error:
         raise OSError(f"{repository} cannot be uploaded: {_hub_reason(error)}") from None
     return str(url)

@@ -19,8 +19,7 @@ from diagd.families.family import Checkpoint, Family, Source
 from diagd.families.presets import IRIS as PRESETS
 from diagd.families.weights import rename, sizes_of
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.vq import VQTokenizer
-from diagd.tokenizers.vqgan import read_vqgan
+from diagd.tokenizers.vq import VQTokenizer, read_vqgan
 from diagd.weight_files import rename_by, tensors_under
 
 ATARI = (
@@ -82,7 +81,6 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 def _tokenizer(found: Checkpoint) -> VQTokenizer:
-    """Read the VQ-GAN, which sees frames scaled as a whole, and rounds levels down."""
     names = ("pre_quant_conv", "quant_conv"), (r"embedding\.", "quantize.embedding.")
     tensors = rename_by(names, tensors_under("tokenizer.", found.source.tensors))
     return read_vqgan(tensors, found.path, pixel_rounding="down", stretch_frames=True)

@@ -21,8 +21,7 @@ from diagd.families.presets import JANUS as PRESETS
 from diagd.families.weights import count_layers, llama_fields
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import TextIds, TextPrompts, ids_of, read_words
-from diagd.tokenizers.vq import VQTokenizer
-from diagd.tokenizers.vqgan import read_vqgan
+from diagd.tokenizers.vq import VQTokenizer, read_vqgan
 from diagd.weight_files import rename_by, tensors_under
 
 # DeepSeek's names, and those of transformers.

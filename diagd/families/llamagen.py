@@ -26,13 +26,11 @@ from diagd.families.weights import META_NAMES, count_layers, rename, sizes_of
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import TextIds, TextPrompts, text_states
-from diagd.tokenizers.vq import VQTokenizer
-from diagd.tokenizers.vqgan import read_vqgan
+from diagd.tokenizers.vq import VQTokenizer, read_vqgan
 from diagd.weight_files import read_tensors
 
 _EMBEDDING, _HEAD = "tok_embeddings.weight", "output.weight"
 _CLASSES, _NO_TEXT = "cls_embedding.embedding_table.weight", "cls_embedding.uncond_embedding"
-_LAYERS = tuple(f"cls_embedding.cap_proj.fc{i}.weight" for i in (1, 2))
 _LEFT_OUT = r"^freqs_cis$|^cls_embedding\.(embedding_table|uncond_embedding|cap_proj\.fc.\.weight)"
 _MODULES = META_NAMES | {
     f"model.layers.{{i}}.self_attn.{x}_proj": f"layers.{{i}}.attention.{x}" for x in "qkv"
@@ -97,7 +95,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 def _project(tensors: Mapping[str, Tensor], states: Tensor) -> Tensor:
     """Return rows of embeddings (N, hidden_size) of states (N, size), in float32."""
-    first, second = (tensors[name].float() for name in _LAYERS)
+    first, second = (tensors[f"cls_embedding.cap_proj.fc{i}.weight"].float() for i in (1, 2))
     hidden = functional.linear(states.float(), first)
     return functional.linear(functional.gelu(hidden, approximate="tanh"), second)
 

@@ -13,6 +13,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -227,15 +228,25 @@ def _yaml_section(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _tokenizer(found: Checkpoint) -> VQTokenizer:
     """Build the tokenizer that the YAML names, from the main checkpoint or its own file."""
-    settings = _yaml_section(found.source.side, "tokenizer_config")
-    if "config_path" not in settings:
-        raise ValueError(
-            f"{found.path}: no config names its tokenizer: name the folder with --tokenizer"
-        )
-    root, tensors = found.path.parent, found.source.tensors
+    config, tensors = _tokenizer_file(found, "config_path"), found.source.tensors
     is_inside = any(name.startswith(_TOKENIZER) for name in tensors)
-    weights = tensors if is_inside else root / settings["ckpt_path"]
-    return mineworld_tokenizer(root / settings["config_path"], weights)
+    weights = tensors if is_inside else _tokenizer_file(found, "ckpt_path")
+    return mineworld_tokenizer(config, weights)
+
+
+def _tokenizer_file(found: Checkpoint, field: str) -> Path:
+    """Find a file that the YAML names from its makers' root, where `checkpoints/` is, or `vae/`."""
+    name, folder = None, found.path.parent
+    with suppress(AttributeError):  # of what should be a section
+        name = _yaml_section(found.source.side, "tokenizer_config").get(field)
+    if not isinstance(name, str):
+        raise ValueError(
+            f"{found.path}: no config names its tokenizer: name the folder with --tokenizer, or "
+            f"its {field} in the YAML"
+        )
+    beside = folder / "vae" / Path(name).name
+    named = (root / name for root in (folder, folder.absolute().parent))
+    return next(filter(Path.is_file, named), beside)
 
 
 def mineworld_tokenizer(config: Path, weights: Path | Mapping[str, Tensor]) -> VQTokenizer:

@@ -8,7 +8,7 @@ from diagd.families.iris import IRIS
 from diagd.families.janus import JANUS
 from diagd.families.llamagen import LLAMAGEN, LLAMAGEN_T2I
 from diagd.families.mineworld import MINEWORLD
-from diagd.families.wham.family import WHAM
+from diagd.families.wham import WHAM
 
 FAMILIES: tuple[Family, ...] = (
     WHAM,

@@ -18,6 +18,7 @@ from diagd.models.transformer import Transformer
 from diagd.system import check_memory
 from diagd.tokenizers.text import TextPrompts
 from diagd.tokenizers.vq import RowEnds, TwoCameras, VideoTokenizer, VQTokenizer
+from diagd.weight_files import check_storable
 
 
 class Parts(NamedTuple):
@@ -83,10 +84,11 @@ def save_checkpoint(found: Checkpoint, target: Path, tokenizer: str | Path | Non
     """Write a checkpoint into a folder of ours; return what is there besides config and weights."""
     if found.family.text and found.family.text.encoder:
         raise ValueError(f"{found.path}: use it as it is, its text encoder is not stored with it")
+    check_storable(found.weights)
     target.mkdir(parents=True, exist_ok=True)
     names = [checkpoints.DEFAULTS_FILE]
-    if found.family.tokenizer is not None:  # else it stays where the user put it
-        checkpoints.save_tokenizer(target, _tokenizer(found, tokenizer))
+    if (stored := _stored_tokenizer(found, tokenizer)) is not None:
+        checkpoints.save_tokenizer(target, stored)
         names.append(f"{checkpoints.TOKENIZER_FOLDER}/")
     if codec := codec_of(found):
         checkpoints.write_actions_file(target / checkpoints.ACTIONS_FILE, codec)
@@ -96,6 +98,16 @@ def save_checkpoint(found: Checkpoint, target: Path, tokenizer: str | Path | Non
     checkpoints.write_defaults(target, found.family.defaults(found))
     checkpoints.write_checkpoint(target, found.config, found.weights)
     return names
+
+
+def _stored_tokenizer(found: Checkpoint, given: str | Path | None) -> VideoTokenizer | None:
+    """Return the tokenizer that goes along; None where it stays where the user put it."""
+    is_ours = found.family is checkpoints.OWN
+    is_apart = is_ours and not found.path.with_name(checkpoints.TOKENIZER_FOLDER).is_dir()
+    if found.family.tokenizer is None or (is_apart and given is None):
+        return None
+    tokenizer = _tokenizer(found, given)
+    return tokenizer if hasattr(tokenizer, "save_pretrained") or not is_apart else None
 
 
 def _tokenizer(found: Checkpoint, given: str | Path | None) -> VideoTokenizer:

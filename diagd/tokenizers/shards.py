@@ -208,6 +208,9 @@ def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
         ("tokens", tokens, num_ids, f"codebook_size={num_ids}"),
         ("actions", actions, len(names), str(len(names))),
     ):
+        if ids.dtype not in (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8):
+            got = f"got {ids.dtype}"
+            raise ValueError(f"{path}: {what} must be signed integers or uint8, {got}")
         low, high = (int(end) for end in ids.aminmax())
         if low < 0 or high >= bound:
             raise ValueError(f"{path}: {what} must be in [0, {shown}), got {low} to {high}")

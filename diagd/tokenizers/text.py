@@ -4,7 +4,7 @@ Cosmos pads every prompt to 512 places, sets those behind the text to zero and l
 attended to; so does this module.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -17,12 +17,13 @@ from diagd.files import naming, require_file, require_folder
 from diagd.weight_files import read_weights
 
 NUM_PLACES = 512
+_UNREADABLE = "its text tokenizer cannot be read"  # said of `Exception`, which tokenizers raises
 
 
 class TextIds(NamedTuple):
     """A text as a model of images reads it, in our order of ids: the visual ones first."""
 
-    prompt: Tensor  # (1, P) int64, all that stands before the image
+    prompt: Tensor  # (1, P) int64, or (B, P) behind B pictures: all that stands before the image
     unconditional: Tensor  # (1, U) int64, the same of no text, for guidance
     # (P, hidden_size), of a text read by a model of its own: what the ids of `prompt` stand for
     vectors: Tensor | None = None
@@ -62,7 +63,8 @@ def text_states(text: str, folder: str | Path, max_tokens: int) -> Tensor:
         raise ValueError("text must not be empty")
     folder = require_folder(folder, "text encoder folder")
     with naming(f"{folder} holds no T5 encoder", (OSError, ValueError, SafetensorError)):
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        with naming(_UNREADABLE, Exception):
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         encoder = T5EncoderModel.from_pretrained(folder, local_files_only=True)
     ids = tokenizer(text, truncation=True, max_length=max_tokens, return_tensors="pt").input_ids
     return encoder(ids).last_hidden_state[0].float()
@@ -81,7 +83,10 @@ def read_words(folder: Path) -> Any:
     """Load the tokenizer of a local folder, which must have a BOS; code in it is not run."""
     from transformers import AutoTokenizer  # slow to import
 
-    words = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    with naming(_UNREADABLE, Exception):
+        words = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     if words.bos_token_id is None:
         raise ValueError("it has no token for the begin of a sequence (see tokenizer_config.json)")
     return words
@@ -93,13 +98,3 @@ def ids_of(words: Any, names: Sequence[str | None]) -> list[int]:
     if missing := [name for name in names if name not in vocabulary]:
         raise ValueError(f"it has no token {missing[0] or 'for padding'}: is it another model's?")
     return [vocabulary[name] for name in names]
-
-
-def check_known(words: Any, ids: Sequence[int], known: Mapping[str, int]) -> None:
-    """Raise ValueError where a tokenizer has other ids of tokens than are `known` of the model."""
-    for name, number in zip(words.convert_ids_to_tokens(ids), ids, strict=True):
-        if (theirs := known.get(name, number)) != number:
-            raise ValueError(
-                f"{name!r} is {theirs} in the model's config.json and {number} in its text "
-                "tokenizer, which is another model's"
-            )

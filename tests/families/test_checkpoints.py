@@ -76,6 +76,19 @@ def test_another_config_file_can_be_given(folder, tmp_path):
     assert load_model(folder, config=tmp_path / "side.json").config.num_layers == 2
 
 
+@pytest.mark.parametrize("kind", ["world", "llamagen"])
+def test_the_weights_of_our_folder_named_alone_are_ours(kind, folder, tmp_path):
+    """Their names are a LLaMA's, for which MineWorld would be asked: of other rotary positions."""
+    model, tokens = tiny_model(**KINDS[kind]), random_tokens(1, 20)
+    save_model(model, folder)
+    loaded = load_model(folder / "model.safetensors")
+    assert loaded.config == model.config
+    assert torch.equal(loaded.logits(tokens), model.logits(tokens))
+    (folder / "config.json").rename(tmp_path / "side.json")
+    given = load_model(folder / "model.safetensors", config=tmp_path / "side.json")
+    assert given.config == model.config
+
+
 def test_bundled_models_go_by_name(folder, monkeypatch):
     monkeypatch.setattr(presets, "ASSETS", folder.parent)
     assert available_models() == ["model"]

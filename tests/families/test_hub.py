@@ -161,3 +161,12 @@ def test_a_push_that_cannot_be_is_refused_in_one_line(world, monkeypatch, cache)
         generator.push_to_hub("maze")
     with pytest.raises(OSError, match=r"^user/maze cannot be uploaded: .*offline mode is enabled"):
         generator.push_to_hub("user/maze", token="hf_secret")
+
+
+def test_a_hub_that_is_not_reached_is_one_line(world, monkeypatch, cache):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
+    generator = diagd.VideoGenerator.from_pretrained(world)
+    with pytest.raises(OSError, match=r"^user/maze cannot be uploaded: .*refused") as caught:
+        generator.push_to_hub("user/maze", token="hf_secret")
+    assert "\n" not in str(caught.value)

@@ -1,5 +1,6 @@
 """Checkpoints in the released wrappings: recognised, read with their side files, or refused."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -89,3 +90,11 @@ def test_a_yaml_side_file_builds_no_objects(tmp_path):
     with pytest.raises(ValueError, match=r"config\.yaml: not valid YAML: could not determine"):
         find_model(tmp_path)
     assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("files", [{}, [], {"a": ["b"]}, {"a": None}, {"a": "../b.safetensors"}])
+def test_an_index_that_names_no_files_beside_it_is_refused(files, tmp_path):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": files}))
+    with pytest.raises(ValueError, match=r"index\.json: expected a weight_map that names files"):
+        find_model(index)

@@ -5,7 +5,7 @@ import torch
 
 from diagd.families.checkpoints import load_tokenizer
 from diagd.families.cosmos import CosmosTokenizer
-from diagd.families.wham.tokenizer import WHAMTokenizer
+from diagd.families.wham import WHAMTokenizer
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from tests.families.cosmos.scripts import write_scripts
 from tests.golden import wham_tokenizer

@@ -259,3 +259,14 @@ def test_its_text_tokenizer_has_to_be_there(folder, tmp_path):
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     with pytest.raises(FileNotFoundError, match=r"text tokenizer not found: .*tokenizer\.json"):
         find_model(tmp_path)
+
+
+def test_a_text_tokenizer_of_other_software_is_one_line(folder, tmp_path):
+    """The library that parses it raises `Exception` itself."""
+    for name in ("model.safetensors", "config.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    words = json.loads((folder / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(words | {"model": {"type": "of 2030"}}))
+    message = r"WorldVLA checkpoint: its text tokenizer cannot be read: \w"
+    with pytest.raises(ValueError, match=message):
+        find_model(tmp_path)

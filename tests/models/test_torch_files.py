@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._utils import _rebuild_tensor_v2
 
-from diagd.weight_files import Record, read_torch_file, tensors_of
+from diagd.weight_files import Record, read_torch_file, read_weights, tensors_of, write_weights
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
@@ -133,3 +133,19 @@ def test_a_file_leaves_no_attributes_on_the_functions_that_rebuild_tensors(tmp_p
     with pytest.raises(ValueError, match="damaged checkpoint"):
         read_torch_file(tmp_path / "evil.pt")
     assert not hasattr(_rebuild_tensor_v2, "mark")
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16])
+def test_weights_of_a_byte_or_two_are_written_as_they_are(dtype, tmp_path):
+    weights = {"w": torch.randn(3, 5).to(dtype)}
+    write_weights(tmp_path / "model.safetensors", weights)
+    found = read_weights(tmp_path / "model.safetensors")["w"]
+    assert (found.dtype, found.shape) == (dtype, (3, 5))
+    assert torch.equal(found.float(), weights["w"].float())
+
+
+def test_weights_of_another_type_are_not_written(tmp_path):
+    weights = {"a": torch.zeros(2), "b": torch.zeros(2, dtype=torch.int64)}
+    with pytest.raises(ValueError, match=r"^b cannot be stored in torch\.int64, expected torch\.f"):
+        write_weights(tmp_path / "model.safetensors", weights)
+    assert not list(tmp_path.iterdir())

@@ -141,6 +141,12 @@ def test_a_truncated_shard_is_refused(tmp_path):
             r"tokens must be in \[0, codebook_size=20\), got 20 to 20",
         ),
         (
+            {"tokens": torch.zeros(1, 4, 3, 5, dtype=torch.uint16)},
+            r"tokens must be signed integers or uint8, got torch\.uint16",
+        ),
+        ({"tokens": torch.full((1, 4, 3, 5), 1.5)}, "signed integers or uint8, got torch.float32"),
+        ({"actions": torch.zeros(1, 4).bool()}, r"actions must be signed .*, got torch\.bool"),
+        (
             {"actions": torch.zeros(1, 5, dtype=torch.int16)},
             r"actions must be \(1, 4\) as the tokens, got \(1, 5\)",
         ),

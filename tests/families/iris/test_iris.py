@@ -233,3 +233,14 @@ def test_another_number_of_heads_is_told_in_a_config(released, tmp_path):
     (tmp_path / "heads.json").write_text('{"num_heads": 2}')
     assert find_model(released).config.num_heads == HEADS
     assert find_model(released, tmp_path / "heads.json").config.num_heads == 2
+
+
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_a_config_of_heads_alone_makes_no_folder_of_ours(is_beside, released, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "last.pt").symlink_to(released)
+    heads = (run if is_beside else tmp_path) / "config.json"
+    heads.write_text('{"num_heads": 2}')
+    found = find_model(run, None if is_beside else heads)
+    assert (found.family.name, found.config.num_heads) == ("IRIS", 2)

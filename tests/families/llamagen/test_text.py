@@ -23,7 +23,7 @@ from diagd.models.guidance import VectorPrompt
 from diagd.models.huggingface import HuggingFaceModel
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.world_folder import load_parts
-from diagd.tokenizers.text import TextIds
+from diagd.tokenizers.text import TextIds, text_states
 from tests import oracles
 from tests.families.images import check_prices, reference_image
 from tests.families.llamagen.plain import (
@@ -241,3 +241,11 @@ def test_a_backend_whose_embeddings_cannot_be_written_is_refused():
     model = HuggingFaceModel(architecture("llama"))
     with pytest.raises(ValueError, match="takes no text of vectors: choose another --backend"):
         VectorPrompt(model, torch.arange(2), torch.zeros(2, 8), 3).make_cache(1, 9)
+
+
+def test_an_encoder_whose_tokenizer_cannot_be_read_is_one_line(released, tmp_path):
+    folder = shutil.copytree(released.parent / T5, tmp_path / T5)
+    words = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(words | {"model": {"type": "of 2030"}}))
+    with pytest.raises(ValueError, match=r"flan-t5-xl holds no T5 encoder: its text tokenizer ca"):
+        text_states(TEXT, folder, PLACES)

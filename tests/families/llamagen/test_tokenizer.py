@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from diagd.tokenizers.vq import VQTokenizer
-from diagd.tokenizers.vqgan import read_vqgan
+from diagd.tokenizers.vq import VQTokenizer, read_vqgan
 from diagd.weight_files import read_tensors
 from tests.families.llamagen.plain import PlainTokenizer, Tensors, random_tokenizer
 from tests.worlds import smooth_frames

@@ -1,9 +1,15 @@
+import contextlib
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import save_file
 
+from diagd.families.checkpoints import find_model
+from diagd.families.family import Checkpoint
 from diagd.families.mineworld import mineworld_tokenizer
 from diagd.tokenizers.vq import CONFIG_NAME, VQTokenizer
 from tests.golden import MINEWORLD, golden
@@ -74,3 +80,77 @@ def test_mineworld_weights_that_do_not_fit_are_named(edit, message):
     edit(weights)
     with pytest.raises(ValueError, match=message):
         mineworld(weights)
+
+
+@pytest.fixture
+def released(tmp_path):
+    """A function that lays a checkpoint out as it is released, its YAML naming some paths.
+
+    It has no tokenizer inside; the folder `vae` is where it is told to be.
+    """
+    (tmp_path / "checkpoints").mkdir()
+    content = torch.load(MINEWORLD / "model.ckpt", weights_only=True)
+    weights = content["state_dict"]
+    plain = {name: weights[name] for name in weights if not name.startswith("tokenizer.")}
+    torch.save({"state_dict": plain}, tmp_path / "checkpoints" / "300M_16f.ckpt")
+
+    def write(params: Any, vae: str = "checkpoints/vae") -> Checkpoint:
+        shutil.copytree(MINEWORLD / "vae", tmp_path / vae)
+        config = yaml.safe_load((MINEWORLD / "config.yaml").read_text())
+        config["model"]["params"]["tokenizer_config"]["params"] = params
+        (tmp_path / "checkpoints" / "config.yaml").write_text(yaml.safe_dump(config))
+        return find_model(Path("checkpoints", "300M_16f.ckpt"))
+
+    with contextlib.chdir(tmp_path):
+        yield write
+
+
+def tokenizer_of(found: Checkpoint) -> Any:
+    assert found.family.tokenizer
+    return found.family.tokenizer(found)
+
+
+@pytest.mark.parametrize(
+    ("params", "vae"),
+    [
+        # from the root of its makers' repository, as the released file has them
+        (["checkpoints/vae/config.json", "checkpoints/vae/vae.ckpt"], "checkpoints/vae"),
+        (["models/vae/config.json", "models/vae/vae.ckpt"], "models/vae"),
+        (["models/vae/config.json", "models/vae/vae.ckpt"], "checkpoints/vae"),  # beside the file
+        (["vae/config.json", "vae/vae.ckpt"], "checkpoints/vae"),
+    ],
+)
+def test_the_tokenizer_is_found_where_the_yaml_names_it_or_beside(params, vae, released, tmp_path):
+    found = released(dict(zip(("config_path", "ckpt_path"), params, strict=True)), vae)
+    tokens = golden("mineworld_tiny_v256/vq.safetensors")["vq.tokens"]
+    expected = mineworld().decode(tokens)
+    assert tokenizer_of(found).decode(tokens).equal(expected)
+    with contextlib.chdir(tmp_path / "checkpoints"):
+        found = find_model("300M_16f.ckpt")
+        assert tokenizer_of(found).decode(tokens).equal(expected)
+
+
+@pytest.mark.parametrize(
+    ("params", "missing"),
+    [
+        (None, "config_path"),
+        ({}, "config_path"),
+        ({"config_path": None}, "config_path"),
+        ({"config_path": ["vae/config.json"]}, "config_path"),
+        ({"config_path": "vae/config.json"}, "ckpt_path"),
+        ("vae", "config_path"),
+    ],
+)
+def test_a_yaml_that_names_no_tokenizer_is_one_line(params, missing, released):
+    found = released(params)
+    message = rf"300M_16f\.ckpt: no config names its tokenizer: name .* or its {missing} in the YAM"
+    with pytest.raises(ValueError, match=message):
+        tokenizer_of(found)
+
+
+def test_a_tokenizer_that_is_nowhere_is_named(released, tmp_path):
+    found = released({"config_path": "checkpoints/vae/config.json", "ckpt_path": "vae/vae.ckpt"})
+    for name, what in (("vae.ckpt", "vae.ckpt"), ("config.json", "config.json")):
+        (tmp_path / "checkpoints" / "vae" / name).unlink()
+        with pytest.raises(FileNotFoundError, match=rf"not found: checkpoints.vae.{what}$"):
+            tokenizer_of(found)

@@ -4,6 +4,11 @@ The model is a GPT with learned positions over frames of visual tokens and actio
 tokenizer is in the same file. Block versions differ in whether the norms inside the blocks have
 parameters, which the tensors show; the number of heads they do not show.
 
+The tokenizer is two vision transformers with a codebook of unit vectors between. A picture is cut
+into patches; the encoder turns each into a short vector, whose direction picks the id
+(arXiv:2110.04627, as in Microsoft's WHAM, doi:10.1038/s41586-025-08600-3). Attention is
+bidirectional over the whole picture; positions are learned, so the size of a picture is fixed.
+
 An action is twelve gamepad buttons and four stick axes, a token each. Which button is which, and
 the order of the axes, is not published: words number them from 1, `button1+stick2=7`. A stick axis
 is one of eleven bins, 5 is at rest.
@@ -20,26 +25,27 @@ import lzma
 import math
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from diagd.data.actions import action_in
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Checkpoint, Family, RecordingFormat, Source, TokenizerFolder
 from diagd.families.presets import WHAM as PRESETS
 from diagd.families.weights import count_layers, rename, sizes_of
-from diagd.families.wham import tokenizer
-from diagd.files import naming, require_file
+from diagd.files import naming, read_json_object, require_file
 from diagd.models.config import ModelConfig
-from diagd.weight_files import Record, tensors_under
+from diagd.tokenizers import vq
+from diagd.weight_files import Record, build_fitting, read_weights, tensors_under
 
 NUM_BUTTONS, NUM_STICKS, NUM_BINS = 12, 4, 11
 NEUTRAL = NUM_BINS // 2
@@ -129,6 +135,207 @@ def _words(values: Sequence[int]) -> str:
     return "+".join(words) or "none"
 
 
+TOKENIZER_PREFIX = "context_encoders.images."  # of its weights in WHAM's checkpoints
+HEAD_SIZE = 64  # where nothing says other
+WHAM_KIND = "wham-vit-vqgan"
+_NORM_EPS = 1e-5
+_MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)  # of ImageNet, RGB in [0, 1]
+_DEVIATION = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+_SIDE_MODULES = {
+    "input_proj": "proj1",
+    "positions": "pos_embeds",
+    "blocks.{i}.attention_norm": "vit.{i}.ln_1",
+    "blocks.{i}.qkv_proj": "vit.{i}.attn.c_attn",
+    "blocks.{i}.o_proj": "vit.{i}.attn.c_proj",
+    "blocks.{i}.mlp_norm": "vit.{i}.ln_2",
+    "blocks.{i}.up_proj": "vit.{i}.mlp.c_fc",
+    "blocks.{i}.down_proj": "vit.{i}.mlp.c_proj",
+    "output_norm": "output_ln",
+    "output_proj": "output_proj",
+}
+_TOKENIZER_MODULES = {"codebook": "vq_vae._embedding"}
+_TOKENIZER_MODULES |= {
+    f"{side}.{ours}": f"{side}.{theirs}"
+    for side in ("encoder", "decoder")
+    for ours, theirs in _SIDE_MODULES.items()
+}
+_LEFT_OUT = r"\.attn_mask$|^(patch_gan|target_patchgan|lpips_model)\."  # the latter for training
+
+
+@dataclass(frozen=True)
+class ViTVQGANConfig:
+    """Sizes of the network. A picture that is no multiple of the patches is padded."""
+
+    height_px: int
+    width_px: int
+    patch_size: int
+    hidden_size: int
+    num_layers: int  # of the encoder, and of the decoder
+    head_dim: int
+    code_dim: int
+    codebook_size: int
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        if self.hidden_size % self.head_dim:
+            raise ValueError(
+                f"head_dim must divide hidden_size={self.hidden_size}, got {self.head_dim}"
+            )
+
+    @property
+    def grid(self) -> tuple[int, int]:  # rows and columns of tokens
+        return -(-self.height_px // self.patch_size), -(-self.width_px // self.patch_size)
+
+
+class ViTVQGAN(nn.Module):
+    def __init__(self, config: ViTVQGANConfig) -> None:
+        super().__init__()
+        self.config = config
+        patch = 3 * config.patch_size**2
+        self.encoder = VisionTransformer(config, patch, config.code_dim)
+        self.codebook = nn.Embedding(config.codebook_size, config.code_dim)
+        self.decoder = VisionTransformer(config, config.code_dim, patch)
+
+    def latents(self, pictures: Tensor) -> Tensor:
+        """Encode to unit vectors: (B, 3, height_px, width_px) float -> (B, rows, columns, C)."""
+        config = self.config
+        right, below = -config.width_px % config.patch_size, -config.height_px % config.patch_size
+        padded = functional.pad(pictures, (0, right, 0, below))
+        patches = functional.pixel_unshuffle(padded, config.patch_size)  # (B, 3 * p * p, rows, ..)
+        vectors = self.encoder(patches.flatten(2).mT)
+        return functional.normalize(vectors, dim=-1).unflatten(1, config.grid)
+
+    def nearest(self, latents: Tensor) -> Tensor:
+        """Find the codes of the closest direction: (B, rows, columns, C) -> (B, rows, columns)."""
+        return (latents @ functional.normalize(self.codebook.weight, dim=-1).T).argmax(dim=-1)
+
+    def pixels(self, ids: Tensor) -> Tensor:
+        """Decode: (B, rows, columns) int64 -> (B, 3, height_px, width_px) float."""
+        config = self.config
+        codes = functional.normalize(self.codebook(ids.flatten(1)), dim=-1)
+        patches = self.decoder(codes).mT.unflatten(2, config.grid)
+        pictures = functional.pixel_shuffle(patches, config.patch_size)
+        return pictures[:, :, : config.height_px, : config.width_px]
+
+
+class VisionTransformer(nn.Module):
+    """A stack of blocks between two projections: (B, N, in_size) -> (B, N, out_size)."""
+
+    def __init__(self, config: ViTVQGANConfig, in_size: int, out_size: int) -> None:
+        super().__init__()
+        rows, columns = config.grid
+        size = config.hidden_size
+        self.input_proj = nn.Linear(in_size, size)
+        self.positions = nn.Embedding(rows * columns, size)
+        self.blocks = nn.ModuleList(Block(size, config.head_dim) for _ in range(config.num_layers))
+        self.output_norm = nn.LayerNorm(size, _NORM_EPS)
+        self.output_proj = nn.Linear(size, out_size)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        states = self.input_proj(inputs) + self.positions.weight
+        for block in self.blocks:
+            states = block(states)
+        return self.output_proj(self.output_norm(states))
+
+
+class Block(nn.Module):
+    """Attention and MLP, each after a norm and added to what came in; no biases."""
+
+    def __init__(self, size: int, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.attention_norm = nn.LayerNorm(size, _NORM_EPS, bias=False)
+        self.qkv_proj = nn.Linear(size, 3 * size, bias=False)
+        self.o_proj = nn.Linear(size, size, bias=False)
+        self.mlp_norm = nn.LayerNorm(size, _NORM_EPS, bias=False)
+        self.up_proj = nn.Linear(size, 4 * size, bias=False)
+        self.down_proj = nn.Linear(4 * size, size, bias=False)
+
+    def forward(self, states: Tensor) -> Tensor:
+        qkv = self.qkv_proj(self.attention_norm(states)).unflatten(-1, (3, -1, self.head_dim))
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, N, head_dim) each
+        mixed = functional.scaled_dot_product_attention(query, key, value)
+        states = states + self.o_proj(mixed.transpose(1, 2).flatten(2))
+        hidden = functional.gelu(self.up_proj(self.mlp_norm(states)), approximate="tanh")
+        return states + self.down_proj(hidden)
+
+
+class WHAMTokenizer(vq.FrameTokenizer):
+    """A frame-by-frame `VideoTokenizer` for frames of one size."""
+
+    weights_name = "model.safetensors"
+
+    def __init__(self, model: ViTVQGAN) -> None:
+        super().__init__(model)
+        self.codebook_size, self.compression = model.config.codebook_size, model.config.patch_size
+
+    def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
+        """Return the pixels of a frame, or raise ValueError for another grid than the model's."""
+        config = self.model.config
+        if (height, width) != config.grid:
+            rows, columns = config.grid
+            raise ValueError(f"a frame must be {rows}x{columns} tokens, got {height}x{width}")
+        return config.height_px, config.width_px
+
+    def _encode(self, frames: Tensor) -> Tensor:
+        values = frames.movedim(-1, 1).float() / 255
+        pictures = (values - _MEAN.to(values.device)) / _DEVIATION.to(values.device)
+        return self.model.nearest(self.model.latents(pictures))
+
+    def _decode(self, tokens: Tensor) -> Tensor:
+        pictures = self.model.pixels(tokens.long())
+        values = pictures * _DEVIATION.to(tokens.device) + _MEAN.to(tokens.device)
+        return vq.paint(values * 255, "down")
+
+    def _config(self) -> Mapping[str, object]:
+        return {"kind": WHAM_KIND} | asdict(self.model.config)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> "WHAMTokenizer":
+        config_path, weights_path = Path(folder) / vq.CONFIG_NAME, Path(folder) / cls.weights_name
+        values = read_json_object(config_path)
+        values.pop("kind", None)
+        with naming(f"{config_path} describes no {WHAM_KIND}", (TypeError, ValueError)):
+            config = ViTVQGANConfig(**values)
+        weights = read_weights(weights_path)
+        if config.num_layers > len(weights):  # which would be built one by one
+            raise ValueError(
+                f"{config_path}: num_layers must be at most the {len(weights)} tensors of "
+                f"{weights_path}, got {config.num_layers}"
+            )
+        return cls(build_fitting(lambda: ViTVQGAN(config), weights, weights_path))
+
+
+def wham_tokenizer_from_weights(
+    weights: Mapping[str, Tensor], height_px: int, width_px: int, head_size: int
+) -> WHAMTokenizer:
+    """Extract the tokenizer of a WHAM checkpoint, or of its part under `TOKENIZER_PREFIX`."""
+    where = "the WHAM tokenizer"
+    found = tensors_under(TOKENIZER_PREFIX, weights) or weights
+    matrices = ["encoder.proj1.weight", "encoder.pos_embeds.weight", "vq_vae._embedding.weight"]
+    if bad := [name for name in matrices if name not in found or found[name].dim() != 2]:
+        raise ValueError(f"{where} has no matrix {bad[0]}")
+    (hidden_size, patch), (num_positions, _), (codebook_size, code_dim) = (
+        found[name].shape for name in matrices
+    )
+    patch_px, num_layers = math.isqrt(patch // 3), count_layers(found, "encoder.vit.")
+    config = ViTVQGANConfig(
+        height_px, width_px, patch_px, hidden_size, num_layers, head_size, code_dim, codebook_size
+    )
+    rows, columns = config.grid
+    if rows * columns != num_positions:
+        raise ValueError(
+            f"{where} has {num_positions} positions, but frames of {height_px}x{width_px} px have "
+            f"{rows}x{columns} patches of {patch_px}x{patch_px} px"
+        )
+    with naming(where):
+        renamed = rename(found, _TOKENIZER_MODULES, _LEFT_OUT)
+    described_by = "its patches, positions and codebook"
+    return WHAMTokenizer(build_fitting(lambda: ViTVQGAN(config), renamed, where, described_by))
+
+
 _GPT = "predictor.gpt_model."
 _BLOCK, _THEIRS = "model.layers.{i}.", "transformer.h.{i}."
 _MODULES = {
@@ -144,9 +351,8 @@ _BLOCK_NORMS = {
     _BLOCK + "input_layernorm": _THEIRS + "ln_1",
     _BLOCK + "post_attention_layernorm": _THEIRS + "ln_2",
 }
-_HEADS_BY_NAME = {"chinchilla-251M": 16, "chinchilla-1018M": 14}
-_HEADS_BY_NAME |= {"wham-4kvocab-1.6b": 18, "wham-3b": 24}
-_HEADS_BY_SHAPE = {(m.num_layers, m.hidden_size): m.num_heads for m in PRESETS.values()}
+# of its makers' sizes, by layers and width
+_NUM_HEADS = {(16, 1024): 16, (23, 1792): 14, (24, 2304): 18, (30, 3072): 24}
 _DAMAGE = zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, UnicodeDecodeError
 NPZ_FPS = Fraction(10)  # the files do not say
 SIZE_PX = (180, 300)  # height and width of the frames of both models
@@ -160,7 +366,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     weights = rename(gpt, _MODULES | (_BLOCK_NORMS if has_norms else {}), left_out)
     num_layers, hidden_size = count_layers(gpt, "transformer.h."), gpt["lm_head.weight"].shape[1]
     sizes = sizes_of(weights, _num_heads(source, num_layers, hidden_size))
-    patches = source.tensors[f"{tokenizer.TOKENIZER_PREFIX}encoder.proj1.weight"].shape[1]
+    patches = source.tensors[f"{TOKENIZER_PREFIX}encoder.proj1.weight"].shape[1]
     patch_px = round((patches / 3) ** 0.5)
     height_px, width_px = _frame_size_px(source)
     config = replace(
@@ -177,12 +383,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 def _num_heads(source: Source, num_layers: int, hidden_size: int) -> int:
-    keywords = _keywords(source.hyper_parameters.get("predictor_args"))
-    found = (
-        source.side.get("n_head")
-        or _HEADS_BY_NAME.get(str((keywords.get("model_spec") or {}).get("model_size")))
-        or _HEADS_BY_SHAPE.get((num_layers, hidden_size))
-    )
+    found = source.side.get("n_head") or _NUM_HEADS.get((num_layers, hidden_size))
     if found is None:
         raise ValueError(
             f"nothing tells the number of heads of {num_layers} layers of width {hidden_size}: "
@@ -210,11 +411,11 @@ def _frame_size_px(source: Source) -> tuple[int, int]:
     return (int(height), int(width)) if height and width else SIZE_PX
 
 
-def _tokenizer(found: Checkpoint) -> tokenizer.WHAMTokenizer:
+def _tokenizer(found: Checkpoint) -> WHAMTokenizer:
     source = found.source
     head_size = source.side.get("vq_head_size") or _tokenizer_spec(source).get("head_size")
-    return tokenizer.wham_tokenizer_from_weights(
-        source.tensors, *_frame_size_px(source), int(head_size or tokenizer.HEAD_SIZE)
+    return wham_tokenizer_from_weights(
+        source.tensors, *_frame_size_px(source), int(head_size or HEAD_SIZE)
     )
 
 
@@ -231,43 +432,30 @@ def _defaults(found: Checkpoint) -> GenerationDefaults:
 
 
 def npz_length(path: Path) -> tuple[int, Fraction]:
-    with _open_array(path, "images") as images:
-        return images.shape[0], NPZ_FPS
+    with _open_array(path, "images") as (shape, _):
+        return shape[0], NPZ_FPS
 
 
 def npz_frames(path: Path, numbers: Iterable[int]) -> Iterator[Tensor]:
-    with _open_array(path, "images") as images:
-        for row in images.rows(numbers):
+    with _open_array(path, "images") as (_, rows):
+        for row in rows(numbers):
             yield torch.from_numpy(row).movedim(0, -1).contiguous()
 
 
 def npz_actions(path: Path) -> list[str]:
     """Return the words that led to each frame; row t was done at frame t, and leads to t + 1."""
-    with _open_array(path, "actions") as stored:
-        rows = list(stored.rows(range(stored.shape[0]))) if stored.shape else []
+    with _open_array(path, "actions") as (shape, rows):
+        actions = list(rows(range(shape[0]))) if shape else []
     with naming(path):
-        return ["none", *actions_of_rows(rows)[:-1]]
+        return ["none", *actions_of_rows(actions)[:-1]]
 
 
-class StoredArray(NamedTuple):
-    """An array inside an opened npz file."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype  # never object
-    file: IO[bytes]  # at the first row
-
-    def rows(self, numbers: Iterable[int]) -> Iterator[NDArray]:
-        """Yield rows of ascending numbers, one in memory at a time."""
-        size = math.prod(self.shape[1:]) * self.dtype.itemsize
-        start = self.file.tell()
-        for number in numbers:
-            self.file.seek(start + number * size)
-            yield np.frombuffer(bytearray(self.file.read(size)), self.dtype).reshape(self.shape[1:])
+Rows = Callable[[Iterable[int]], Iterator[NDArray]]  # of ascending numbers, one at a time
 
 
 @contextlib.contextmanager
-def _open_array(path: Path, name: str) -> Iterator[StoredArray]:
-    """Open one array of an npz file; ValueError where it is damaged or would need unpickling."""
+def _open_array(path: Path, name: str) -> Iterator[tuple[tuple[int, ...], Rows]]:
+    """Yield the shape of an array and what reads its rows; ValueError for damage and pickles."""
     damaged = f"{require_file(path, 'clip')} cannot be read as npz (corrupt or truncated)"
     with (
         naming(f"{path} cannot be read as npz", RuntimeError),  # encrypted, or packed oddly
@@ -294,7 +482,14 @@ def _open_array(path: Path, name: str) -> Iterator[StoredArray]:
             is_video = dtype == np.uint8 and len(shape) == 4 and shape[1] == 3 and min(shape)
             if name == "images" and not is_video:
                 raise ValueError(f"{where} must be (T, 3, H_px, W_px) uint8, got {dtype} {shape}")
-            yield StoredArray(shape, dtype, file)
+            start, row_size = file.tell(), math.prod(shape[1:]) * dtype.itemsize
+
+            def rows(numbers: Iterable[int]) -> Iterator[NDArray]:
+                for number in numbers:
+                    file.seek(start + number * row_size)
+                    yield np.frombuffer(bytearray(file.read(row_size)), dtype).reshape(shape[1:])
+
+            yield shape, rows
 
 
 WHAM = Family(
@@ -305,9 +500,7 @@ WHAM = Family(
     signature=(f"{_GPT}transformer.wpe.weight",),
     convert=_convert,
     tokenizer=_tokenizer,
-    tokenizer_folder=TokenizerFolder(
-        tokenizer.WHAMTokenizer.from_pretrained, kind=tokenizer.WHAM_KIND
-    ),
+    tokenizer_folder=TokenizerFolder(WHAMTokenizer.from_pretrained, kind=WHAM_KIND),
     actions=WHAMActions(),
     recordings=RecordingFormat(".npz", npz_length, npz_frames, npz_actions),
     defaults=_defaults,
