@@ -72,9 +72,7 @@ class TokenizeOptions:
         if self.heldout is not None and self.heldout.resolve() == self.clips.resolve():
             raise ValueError(f"heldout must be another folder than clips, got {self.clips} twice")
         if self.patch is not None and (self.init or self.tokenizer):
-            raise ValueError(
-                "patch is that of the tokenizer of --init or --tokenizer: leave it out"
-            )
+            raise ValueError("patch is that of --init or --tokenizer: leave it out")
         if self.tokenizer is not None and self.init is not None:
             raise ValueError("--tokenizer is applied as it is; to train it further use --init")
         _ = self.size_px
@@ -91,7 +89,6 @@ class TokenizeOptions:
         return parse_size(self.size, unit=2, least=10)  # as videos need
 
 
-OptimizerName = Literal["adamw", "muon"]
 CorruptWith = Literal["uniform", "samples"]
 BATCH_TOKENS = 5000  # of a step and process, where no batch size is given
 WARM_UP_STEPS = 50
@@ -147,7 +144,7 @@ class RunOptions:
     learning_rate: float  # peak; decays along a cosine to a tenth
     warmup_steps: int | None = None  # of linear warm-up; default 50, or a twentieth of --steps
     # muon for the blocks' matrices and adamw for the rest, or adamw for all
-    optimizer: OptimizerName = "muon"
+    optimizer: Literal["adamw", "muon"] = "muon"
     weight_decay: float = 0.1  # of matrices; betas of AdamW are (0.9, 0.95)
     clip_norm: float = 1.0  # gradients are scaled down to this norm
     precision: str = "auto"  # bf16 autocast, no (float32), or what multiplies faster here
