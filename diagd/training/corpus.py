@@ -108,7 +108,7 @@ def _check_sizes(options: TokenizeOptions, paths: Sequence[Path]) -> tuple[int, 
     if any(side % patch or side % 2 for side in (height, width)):  # videos have even sides
         raise ValueError(
             f"frame height and width must be even, and multiples of {patch} px, "
-            f"got {height}x{width}: give --size"
+            f"got {height}x{width}: --size makes them so"
         )
     return height, width, patch
 
@@ -152,7 +152,6 @@ def piece_length(lengths: Sequence[int]) -> int:
 
 def copy_parts(source: Path, folder: Path) -> None:
     """Copy what makes a world of a model, so that every command takes the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name in (TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE, *STARTS):
         copy_whole(source / name, folder / name, OF_TRAINING)
 

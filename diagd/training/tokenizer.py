@@ -70,10 +70,7 @@ def prepare_tokenizer(options: TokenizeOptions, clips: list[Path]) -> VQTokenize
         if options.share_done(*read_state(state, options)["progress"]) >= 1:
             return VQTokenizer.from_pretrained(folder)
     elif any(options.out.glob("*/shard_*.safetensors")):
-        raise ValueError(
-            f"{options.out} holds tokens of a tokenizer trained elsewhere: name it by --tokenizer, "
-            "or choose another --out"
-        )
+        raise ValueError(f"{options.out} holds tokens of another tokenizer: name it by --tokenizer")
     return train_tokenizer(options, load_frames(clips, options), folder)
 
 

@@ -71,8 +71,8 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
     if options.seconds is not None:
         plan = plan_run(options, clips)
         steps = min(options.steps or plan.steps, plan.steps)
-        # several processes need one budget, and each of them has measured for a time of its own
-        spent = monotonic() - started if _num_processes() == 1 else 0.0
+        # several processes need one budget, and each has measured for a time of its own
+        spent = 0.0 if "WORLD_SIZE" in os.environ else monotonic() - started
         seconds = max(options.seconds - spent, 1.0)
         told, minutes = plan.describe(seconds), seconds / 60
         options = replace(options, model=plan.model, minutes=minutes, hours=None, steps=steps)
@@ -132,9 +132,7 @@ def _train(
     console = make_console(is_main)
     if introduction := f"going on after step {run.step}" if run.step else plan:
         console.print(introduction)
-    run.train(
-        _look(run, held_out, console) if held_out is not None and command == "train" else None
-    )
+    run.train(_look(run, held_out, console) if held_out and command == "train" else None)
     report = {"steps": run.step} | ({} if held_out is None else run.validate(held_out))
     if is_main:
         _warn_of_clips_learnt_by_heart(run.log_file, console)
@@ -227,7 +225,7 @@ def plan_run(options: TrainOptions, clips: TokenClips) -> RunPlan:
         plan = RunPlan(**read_json_object(path))
         if model in (None, plan.model):
             return plan
-    processes = _num_processes()
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
     if model is None and processes > 1:
         raise ValueError("a model is sized on one process: with several, name it by --model")
     assert options.seconds is not None
@@ -251,13 +249,9 @@ def plan_run(options: TrainOptions, clips: TokenClips) -> RunPlan:
         plans.append(RunPlan(name, weights, model is None, steps, tokens, data_tokens))
     affordable = [plan for plan in plans if plan.worth >= TOKENS_A_WEIGHT * plan.weights]
     plan = [*plans[:1], *affordable][-1]
-    if os.environ.get("RANK", "0") == "0":  # they differ in what each has measured only
+    if os.environ.get("RANK", "0") == "0":  # others differ in what they have measured
         write_json(path, asdict(plan))
     return plan
-
-
-def _num_processes() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> tuple[int, float]:

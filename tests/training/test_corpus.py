@@ -5,7 +5,8 @@ import torch
 
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import read_video, write_video
-from diagd.tokenizers.shards import find_clips, read_shards
+from diagd.tokenizers.shards import codebook_fingerprint, find_clips, read_shards
+from diagd.tokenizers.vq import VQTokenizer
 from diagd.training.corpus import TokenizeOptions, piece_length, split_clips, tokenize
 from diagd.training.tokenizer import load_frames
 from tests.data.encoding import encode_video
@@ -145,12 +146,29 @@ def test_a_finished_folder_is_left_as_it_is_by_another_tokenizer(options, tmp_pa
     assert contents(tmp_path / "out") == before
 
 
+def test_a_call_killed_before_the_tokenizer_is_copied_goes_on(options, tmp_path, monkeypatch):
+    write_clips(tmp_path / "clips", num_clips=2)
+    small_tokenizer(seed=1).save_pretrained(tmp_path / "other")
+    applied = options(tokenizer=tmp_path / "other")
+    with monkeypatch.context() as patch:
+        patch.setattr("diagd.training.corpus.copy_whole", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            tokenize(applied)
+    assert not (applied.out / "tokenizer").exists()
+    tokenize(applied)
+    assert read_shards(applied.out / "train").codebook == codebook_fingerprint(
+        VQTokenizer.from_pretrained(applied.out / "tokenizer")
+    )
+
+
 def test_nor_is_a_tokenizer_trained_over_the_one_that_its_tokens_are_of(options, tmp_path):
     write_clips(tmp_path / "clips", num_clips=2)
     small_tokenizer().save_pretrained(tmp_path / "other")
     tokenize(options(tokenizer=tmp_path / "other"))
     before = contents(tmp_path / "out")
-    with pytest.raises(ValueError, match=r"out holds tokens of a tokenizer trained elsewhere: "):
+    with pytest.raises(
+        ValueError, match=r"out holds tokens of another tokenizer: name it by --tok"
+    ):
         tokenize(options())
     assert contents(tmp_path / "out") == before
 
@@ -173,7 +191,7 @@ def test_frames_that_no_scene_can_be_written_of_are_refused_before_the_work(opti
     for name in ("a.mp4", "b.mp4"):
         frames = rectangles(4, size=(35, 49))
         encode_video(tmp_path / "clips" / name, frames, codec="libx264", pixels="yuv444p")
-    message = "must be even, and multiples of 7 px, got 35x49: give --size"
+    message = "must be even, and multiples of 7 px, got 35x49: --size"
     with pytest.raises(ValueError, match=message):
         tokenize(options())
     assert not (tmp_path / "out").exists()
