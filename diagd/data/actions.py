@@ -21,7 +21,7 @@ from diagd.files import naming, parse_object, read_json_object, read_lines, writ
 # One action a frame: `forward*8,left*4`, or (T,) names or integers, indices into `codec.names`
 Actions = str | Sequence[str] | Sequence[int] | NDArray[np.integer[Any]] | Tensor
 
-IDLE_NAMES = ("none", "noop", "no-op", "no_op", "nothing", "idle", "null")
+IDLE_NAMES = re.compile("none|nop|no[-_]?op|(do_)?nothing|idle|null|stay|wait", re.IGNORECASE)
 
 
 class ActionCodec(Protocol):
@@ -109,7 +109,7 @@ class ActionVocabulary:
 
 def idle_action(codec: ActionCodec) -> str:
     """Return the action of doing nothing: `none`, `noop` or the like, else the first one."""
-    return next((name for name in codec.names if name.lower() in IDLE_NAMES), codec.names[0])
+    return next((name for name in codec.names if IDLE_NAMES.fullmatch(name)), codec.names[0])
 
 
 def as_actions(given: Actions, codec: ActionCodec, num_frames: int | None = None) -> list[str]:

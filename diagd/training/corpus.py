@@ -7,7 +7,6 @@ diagd tokenize --clips clips --out tokens
 diagd tokenize --clips more_clips --tokenizer tokens/tokenizer --out more
 """
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -84,6 +83,8 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
     for name, paths in parts.items():
         shards = options.out / name
         write_shards(tokenizer, paths, shards, vocabulary, piece, options.size_px, options.threads)
+    if options.tokenizer is not None:  # after the shards, which refuse another one than their own
+        copy_whole(options.tokenizer, options.out / TOKENIZER_FOLDER, OF_TRAINING)
     scenes = write_starts(options.out, others, vocabulary, options.size_px)
     console.print(f"next: diagd train --tokens {options.out} --out world")
     counts = {name: len(paths) for name, paths in parts.items()}
@@ -104,9 +105,10 @@ def _check_sizes(options: TokenizeOptions, paths: Sequence[Path]) -> tuple[int, 
         patch = VQTokenizer.from_pretrained(applied).compression
     else:
         patch = options.patch or choose_patch(height, width)
-    if height % patch or width % patch:
+    if any(side % patch or side % 2 for side in (height, width)):  # videos have even sides
         raise ValueError(
-            f"frame height and width must be multiples of {patch} px, got {height}x{width}"
+            f"frame height and width must be even, and multiples of {patch} px, "
+            f"got {height}x{width}: --size makes them so"
         )
     return height, width, patch
 
@@ -150,7 +152,6 @@ def piece_length(lengths: Sequence[int]) -> int:
 
 def copy_parts(source: Path, folder: Path) -> None:
     """Copy what makes a world of a model, so that every command takes the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name in (TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE, *STARTS):
         copy_whole(source / name, folder / name, OF_TRAINING)
 
@@ -163,8 +164,9 @@ def write_starts(
     All are cut out of held-out clips; returns the number of scenes.
     """
     scenes = folder / "scenes"
-    shutil.rmtree(scenes, ignore_errors=True)
-    scenes.mkdir(parents=True)
+    for old in scenes.glob("*_[0-9][0-9][0-9][0-9].*"):  # others are the user's
+        old.unlink()
+    scenes.mkdir(parents=True, exist_ok=True)
     vocabulary.save(folder / ACTIONS_FILE)
     count = NUM_SCENES + 1  # spread over the clips, and over the length of each
     rounds = -(-count // len(clips))

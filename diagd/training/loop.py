@@ -163,8 +163,7 @@ class TrainingRun:
                 if self.step % options.log_every == 0 or self.share_done == 1:
                     mean = self._finite_mean(losses)
                     job.describe(f"training, loss {mean:.3f}")
-                    # clocks may be coarse
-                    speed = len(losses) / max(time.monotonic() - logged, 1e-6)
+                    speed = len(losses) / max(time.monotonic() - logged, 1e-6)  # clocks are coarse
                     seen: dict[str, Any] = {}
                     if look and int(NUM_STAGES * self.share_done) > stage:
                         seen, stage = look(), int(NUM_STAGES * self.share_done)
@@ -215,10 +214,9 @@ class TrainingRun:
     @torch.no_grad()
     def validate(self, held_out: TokenClips) -> dict[str, Any]:
         """Return the mean held-out loss of the mixture, and that of each strategy and of raster."""
-        device, batches = self.accelerator.device, list[Tensor]()
-        for seed in range(NUM_VALIDATION_BATCHES):  # fixed windows
-            batch = draw_batch(held_out, self.options.frames, self.batch_size, seed)
-            batches.append(batch.to(device))
+        frames, size, device = self.options.frames, self.batch_size, self.accelerator.device
+        seeds = range(NUM_VALIDATION_BATCHES)  # of fixed windows
+        batches = [draw_batch(held_out, frames, size, seed).to(device) for seed in seeds]
         found: dict[str, float] = {}
         for strategy, loss in self.loss.losses.items():
             with self.accelerator.autocast():

@@ -132,7 +132,6 @@ def choose_precision(asked: str) -> str:
 
 
 def _trains_in_bfloat16() -> bool:
-    """Whether the device that trains, a GPU where there is one, multiplies bfloat16."""
     return multiplies_bfloat16(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
@@ -146,8 +145,6 @@ class FloatMuon(torch.optim.Muon):
     def step(self, closure: None = None) -> None:
         for group in self.param_groups:
             for weight in group["params"]:
-                if weight.grad is None:
-                    continue
                 state = self.state[weight]
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(weight)

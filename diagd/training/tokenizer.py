@@ -24,7 +24,7 @@ from diagd.backends.devices import device_of, multiplies_bfloat16
 from diagd.console import progress, track
 from diagd.data.video import one_thread_workers, read_video
 from diagd.families.checkpoints import TOKENIZER_FOLDER
-from diagd.files import append_line, copy_whole, rewind_log
+from diagd.files import append_line, rewind_log
 from diagd.metrics.quality import psnr, sharpness
 from diagd.system import refuse_other_run
 from diagd.tokenizers.linear_init import choose_patch, linear_tokenizer_model
@@ -61,15 +61,16 @@ def load_frames(paths: list[Path], options: TokenizeOptions) -> Tensor:
 
 
 def prepare_tokenizer(options: TokenizeOptions, clips: list[Path]) -> VQTokenizer:
-    """Load the tokenizer named, or train one unless a run has; it is in the folder --out then."""
-    folder = options.out / TOKENIZER_FOLDER
+    """Load the tokenizer named, or train one in the folder --out unless a run has."""
     if options.tokenizer is not None:
-        tokenizer = VQTokenizer.from_pretrained(options.tokenizer)
-        copy_whole(options.tokenizer, folder, OF_TRAINING)
-        return tokenizer
+        return VQTokenizer.from_pretrained(options.tokenizer)
+    folder = options.out / TOKENIZER_FOLDER
     state = folder / STATE_NAME
-    if state.is_file() and options.share_done(*read_state(state, options)["progress"]) >= 1:
-        return VQTokenizer.from_pretrained(folder)
+    if state.is_file():
+        if options.share_done(*read_state(state, options)["progress"]) >= 1:
+            return VQTokenizer.from_pretrained(folder)
+    elif any(options.out.glob("*/shard_*.safetensors")):
+        raise ValueError(f"{options.out} holds tokens of another tokenizer: name it by --tokenizer")
     return train_tokenizer(options, load_frames(clips, options), folder)
 
 

@@ -14,7 +14,6 @@ diagd finetune --init doom --tokens tokens/train --out doom-any
 diagd finetune --init doom --tokens tokens --out doom-k1 --strategy "k=1"
 """
 
-import json
 import math
 import os
 import statistics
@@ -39,7 +38,7 @@ from diagd.decoding.schedule import TokenGrid
 from diagd.families.checkpoints import TOKENIZER_FOLDER, load_model, model_path
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.presets import WORLD_SIZES
-from diagd.files import read_json_lines, save_figure, write_json
+from diagd.files import read_json_lines, read_json_object, save_figure, write_json
 from diagd.models.transformer import Transformer, num_parameters
 from diagd.pipeline.prompts import prompt_tokens
 from diagd.tokenizers.shards import TokenClips
@@ -67,19 +66,22 @@ STRATEGY = "k=1"  # of dreams, as the page decodes
 def pretrain(options: TrainOptions) -> dict[str, Any]:
     """Train a world to the end, from the newest checkpoint if there is one; report the losses."""
     clips, held_out = read_clips(options)
-    plan, started = None, monotonic()
+    setup.check_tokenizer(str(options.tokens.absolute()), clips)
+    told, started = "", monotonic()
     if options.seconds is not None:
         plan = plan_run(options, clips)
         steps = min(options.steps or plan.steps, plan.steps)
-        minutes = max(options.seconds - (monotonic() - started), 1.0) / 60
+        # several processes need one budget, and each has measured for a time of its own
+        spent = 0.0 if "WORLD_SIZE" in os.environ else monotonic() - started
+        seconds = max(options.seconds - spent, 1.0)
+        told, minutes = plan.describe(seconds), seconds / 60
         options = replace(options, model=plan.model, minutes=minutes, hours=None, steps=steps)
     name = options.model or DEFAULT_MODEL
     config = setup.fit_config(name, clips, options.frames_held, options.sliding_frames)
     model = setup.start_model(config, options.seed, options.init)
     if options.init is not None:
         setup.check_tokenizer(options.init, clips)
-    told = plan.describe(60 * options.minutes) if plan and options.minutes else ""
-    return _train("train", options, clips, held_out, model, options.tokens, told, looks=True)
+    return _train("train", options, clips, held_out, model, options.tokens, told)
 
 
 def finetune(options: FinetuneOptions) -> dict[str, Any]:
@@ -113,27 +115,24 @@ def _train(
     model: Transformer,
     parts: Path,
     plan: str = "",
-    looks: bool = False,
 ) -> dict[str, Any]:
     """Train from the start, or from the newest checkpoint, to the end; report the losses.
 
     The folder becomes a world, by the `parts` beside a model in another one, with a record of the
-    run in COMMAND.json. The plan is told where it starts; if it `looks`, so is how it goes.
+    run in COMMAND.json. The plan is told where it starts.
     """
     purpose, folder, tokens = options.purpose(), options.out, options.tokens
     run = TrainingRun(options, clips, model, {command: purpose})
     is_main = run.accelerator.is_main_process
     run.resume()  # it makes files, so not before the lags are known to fit
     if is_main:
-        copy_parts(parts, folder)
+        if not run.step:  # later ones may be the user's, as what `tune --make-default` chose
+            copy_parts(parts, folder)
         write_json(folder / f"{command}.json", {**purpose, "options": asdict(options)})
-    console, look = make_console(is_main), None
+    console = make_console(is_main)
     if introduction := f"going on after step {run.step}" if run.step else plan:
         console.print(introduction)
-    if looks and held_out is not None:
-        console.print(f"how it goes: {folder}/loss.png and {folder}/{PICTURE}")
-        look = _look(run, held_out)
-    run.train(look)
+    run.train(_look(run, held_out, console) if held_out and command == "train" else None)
     report = {"steps": run.step} | ({} if held_out is None else run.validate(held_out))
     if is_main:
         _warn_of_clips_learnt_by_heart(run.log_file, console)
@@ -150,12 +149,14 @@ def _train(
     return report
 
 
-def _look(run: TrainingRun, held_out: TokenClips) -> Look:
+def _look(run: TrainingRun, held_out: TokenClips, console: Console) -> Look:
     """Look at the held-out loss, and paint a strip if there is a tokenizer and one process."""
-    strip, folder = None, run.options.tokens / TOKENIZER_FOLDER
+    strip, folder, out = None, run.options.tokens / TOKENIZER_FOLDER, run.options.out
     if folder.is_dir() and run.accelerator.num_processes == 1:
         tokenizer = VQTokenizer.from_pretrained(folder)
-        strip = DreamStrip(run.options.out, held_out, tokenizer, run.options.frames)
+        strip = DreamStrip(out, held_out, tokenizer, run.options.frames)
+    pictures = f"{out}/loss.png" + ("" if strip is None else f" and {out}/{PICTURE}")
+    console.print(f"how it goes: {pictures}")
 
     def look() -> dict[str, Any]:
         if strip is not None:
@@ -221,8 +222,9 @@ def plan_run(options: TrainOptions, clips: TokenClips) -> RunPlan:
     """Choose a model for the time unless one is named; the plan of a killed run is kept."""
     path, model = options.out / PLAN_FILE, options.model
     if path.is_file():
-        plan = RunPlan(**json.loads(path.read_text(encoding="utf-8")))
-        return plan if model is None else replace(plan, model=model)
+        plan = RunPlan(**read_json_object(path))
+        if model in (None, plan.model):
+            return plan
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if model is None and processes > 1:
         raise ValueError("a model is sized on one process: with several, name it by --model")
@@ -247,14 +249,16 @@ def plan_run(options: TrainOptions, clips: TokenClips) -> RunPlan:
         plans.append(RunPlan(name, weights, model is None, steps, tokens, data_tokens))
     affordable = [plan for plan in plans if plan.worth >= TOKENS_A_WEIGHT * plan.weights]
     plan = [*plans[:1], *affordable][-1]
-    write_json(path, asdict(plan))
+    if os.environ.get("RANK", "0") == "0":  # others differ in what they have measured
+        write_json(path, asdict(plan))
     return plan
 
 
 def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> tuple[int, float]:
     """Train for some steps, beginning none after `limit` seconds; return weights, and s a token."""
     began = time.monotonic()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # as all processes measure at once
+    device = torch.device(gpu if torch.cuda.is_available() else "cpu")
     config = setup.fit_config(model, clips, options.frames_held, options.sliding_frames)
     probe = Transformer.random(config, 0, device)
     loss_of = MixtureLoss(replace(options, compile=False), config, device)
@@ -342,6 +346,5 @@ def plot_dreams(path: Path, rows: Mapping[str, Path], num_given: int) -> None:
         axis.imshow(picture, interpolation="nearest")
         axis.set(xticks=[], yticks=[])
         axis.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=8)
-    plural = "s" if num_given > 1 else ""
-    axes[0, 0].set_title(f"{num_given} frame{plural} given, the others dreamt", fontsize=9)
+    axes[0, 0].set_title(f"frames given: {num_given}; the others are dreamt", fontsize=9)
     save_figure(figure, path)

@@ -80,7 +80,7 @@ def test_sizes_that_do_not_fit_are_found_before_the_work(command, tmp_path):
     outcome = command("tokenize", *folders, "--out", tmp_path / "out")
     outcome.assert_refused(r"clip_000000\.mp4: expected frames of 24x40 px as in .*, got 32x40 px")
     outcome = command("tokenize", *folders, "--out", tmp_path / "out", *SIZE_AND_PATCH)
-    outcome.assert_refused("must be multiples of 4 px, got 26x40")
+    outcome.assert_refused("must be even, and multiples of 4 px, got 26x40: --size makes them so")
     assert not (tmp_path / "out").exists()
 
 

@@ -98,7 +98,14 @@ def test_what_is_no_action_is_refused(given, message):
 
 @pytest.mark.parametrize(
     ("names", "idle"),
-    [(("left", "NOOP"), "NOOP"), (("left", "right"), "left"), (("a", "none", "noop"), "none")],
+    [
+        (("left", "NOOP"), "NOOP"),
+        (("left", "no-op"), "no-op"),
+        (("up", "Stay"), "Stay"),
+        (("waiting", "nothing_else"), "waiting"),
+        (("left", "right"), "left"),
+        (("a", "none", "noop"), "none"),
+    ],
 )
 def test_the_idle_action_is_known_by_its_name_or_else_the_first(names, idle):
     assert idle_action(ActionVocabulary(names)) == idle

@@ -5,10 +5,12 @@ import torch
 
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import read_video, write_video
-from diagd.tokenizers.shards import find_clips, read_shards
+from diagd.tokenizers.shards import codebook_fingerprint, find_clips, read_shards
+from diagd.tokenizers.vq import VQTokenizer
 from diagd.training.corpus import TokenizeOptions, piece_length, split_clips, tokenize
 from diagd.training.tokenizer import load_frames
-from tests.tokenizers.rectangles import rectangles, write_clips
+from tests.data.encoding import encode_video
+from tests.tokenizers.rectangles import rectangles, small_tokenizer, write_clips
 
 
 @pytest.fixture
@@ -128,6 +130,73 @@ def test_a_finished_folder_is_left_as_it_is(options, tmp_path):
     tokenize(options())
     assert shard.stat().st_mtime_ns == kept
     assert torch.equal(read_shards(shard.parent).tokens, tokens)
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_finished_folder_is_left_as_it_is_by_another_tokenizer(options, tmp_path):
+    write_clips(tmp_path / "clips", num_clips=2)
+    small_tokenizer(seed=1).save_pretrained(tmp_path / "other")
+    tokenize(options())
+    before = contents(tmp_path / "out")
+    with pytest.raises(ValueError, match="is of other clips, actions or another tokenizer"):
+        tokenize(options(tokenizer=tmp_path / "other"))
+    assert contents(tmp_path / "out") == before
+
+
+def test_a_call_killed_before_the_tokenizer_is_copied_goes_on(options, tmp_path, monkeypatch):
+    write_clips(tmp_path / "clips", num_clips=2)
+    small_tokenizer(seed=1).save_pretrained(tmp_path / "other")
+    applied = options(tokenizer=tmp_path / "other")
+    with monkeypatch.context() as patch:
+        patch.setattr("diagd.training.corpus.copy_whole", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            tokenize(applied)
+    assert not (applied.out / "tokenizer").exists()
+    tokenize(applied)
+    assert read_shards(applied.out / "train").codebook == codebook_fingerprint(
+        VQTokenizer.from_pretrained(applied.out / "tokenizer")
+    )
+
+
+def test_nor_is_a_tokenizer_trained_over_the_one_that_its_tokens_are_of(options, tmp_path):
+    write_clips(tmp_path / "clips", num_clips=2)
+    small_tokenizer().save_pretrained(tmp_path / "other")
+    tokenize(options(tokenizer=tmp_path / "other"))
+    before = contents(tmp_path / "out")
+    with pytest.raises(
+        ValueError, match=r"out holds tokens of another tokenizer: name it by --tok"
+    ):
+        tokenize(options())
+    assert contents(tmp_path / "out") == before
+
+
+def test_scenes_of_the_user_stay_beside_those_that_are_made_anew(options, tmp_path):
+    scenes = tmp_path / "out" / "scenes"
+    scenes.mkdir(parents=True)
+    for name in ("mine.png", "of_another_run_0012.mp4", "of_another_run_0012.jsonl"):
+        (scenes / name).write_text("")
+    write_clips(tmp_path / "clips", num_clips=2, num_frames=12)
+    tokenize(options())
+    names = {path.name for path in scenes.iterdir()}
+    assert "mine.png" in names
+    assert len(names) == 1 + 2 * 5
+    assert not names & {"of_another_run_0012.mp4", "of_another_run_0012.jsonl"}
+
+
+def test_frames_that_no_scene_can_be_written_of_are_refused_before_the_work(options, tmp_path):
+    (tmp_path / "clips").mkdir()
+    for name in ("a.mp4", "b.mp4"):
+        frames = rectangles(4, size=(35, 49))
+        encode_video(tmp_path / "clips" / name, frames, codec="libx264", pixels="yuv444p")
+    message = "must be even, and multiples of 7 px, got 35x49: --size"
+    with pytest.raises(ValueError, match=message):
+        tokenize(options())
+    assert not (tmp_path / "out").exists()
+    tokenize(options(size="28x42"))
+    assert read_video(tmp_path / "out" / "prompt.mp4").frames.shape[1:3] == (28, 42)
 
 
 def _vocabulary(folder):

@@ -1,15 +1,19 @@
+import dataclasses
+import re
+
 import pytest
 import torch
 
 import diagd
 from diagd.decoding.generate_tokens import DecodingEngine
+from diagd.tokenizers.shards import codebook_fingerprint
 from diagd.training.loop import draw_batch
 from diagd.training.mixture import MixtureLoss
 from diagd.training.setup import fit_config, start_model
 from diagd.training.train import pretrain
 from tests.training.runs import log_of, weights_of
 from tests.worlds import SHARD_CODES as NUM_CODES
-from tests.worlds import clips_of, tokenizer
+from tests.worlds import clips_of, tokenizer, write_shard
 
 HEIGHT, WIDTH = 2, 3  # of the clips
 
@@ -79,6 +83,37 @@ def test_a_start_whose_tokenizer_is_another_is_refused(options):
     tokenizer().save_pretrained(first.out / "tokenizer")
     with pytest.raises(ValueError, match="first: they are tokens of another tokenizer"):
         pretrain(options(out="second", init=str(first.out)))
+
+
+def test_tokens_of_another_tokenizer_than_the_one_beside_them_are_refused(options):
+    tokenizer().save_pretrained(options().tokens / "tokenizer")
+    with pytest.raises(ValueError, match="tokens: they are tokens of another tokenizer"):
+        pretrain(options())
+    assert not options().out.exists()
+
+
+def test_a_run_that_goes_on_leaves_the_defaults_that_tune_has_chosen(options):
+    first, chosen = options(steps=1, warmup_steps=0), '{"decoding": "k=2"}'
+    (first.tokens / "generation.json").write_text('{"fps": 5.0}')
+    pretrain(first)
+    defaults = first.out / "generation.json"
+    assert defaults.read_text() == '{"fps": 5.0}'
+    defaults.write_text(chosen)
+    pretrain(options(steps=2, warmup_steps=0))
+    assert defaults.read_text() == chosen
+
+
+def test_a_run_names_the_pictures_that_there_will_be(options, tmp_path, capsys):
+    tokens = tmp_path / "with its tokenizer"
+    for part in (tokens / "train", tokens / "heldout"):
+        part.parent.mkdir(exist_ok=True)
+        write_shard(part, clips_of(num_frames=8), codebook_fingerprint(tokenizer()))
+    for run in (options("one", tokens=tokens), options("two", tokens=tokens)):
+        pretrain(dataclasses.replace(run, steps=1, warmup_steps=0))
+        (told,) = re.findall(r"how it goes: .*", capsys.readouterr().out.replace("\n", " "))
+        assert (f"{run.out}/dreams.png" in told) == (run.out / "dreams.png").is_file()
+        assert f"{run.out}/loss.png" in told
+        tokenizer().save_pretrained(tokens / "tokenizer")
 
 
 def test_bf16_trains_float32_weights(options):

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -88,6 +89,34 @@ def test_a_model_that_is_named_is_kept_and_so_is_the_plan_of_a_killed_run(
     monkeypatch.delattr(train, "_probe")
     assert plan_run(timed(), CLIPS) == plan
     assert json.loads((run.out / "plan.json").read_text())["model"] == "mc-ar-192x4"
+
+
+def test_a_model_that_is_named_anew_is_planned_anew(timed, speed):
+    speed(100.0)
+    first = plan_run(timed(), CLIPS)
+    second = plan_run(timed(model="mc-ar-192x4"), CLIPS)
+    assert (first.model, first.sized) == ("mc-ar-128x3", True)
+    assert (second.model, second.sized) == ("mc-ar-192x4", False)
+    assert second.weights == weights_of("mc-ar-192x4", timed()) != first.weights
+    assert json.loads((timed().out / "plan.json").read_text()) == dataclasses.asdict(second)
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_several_processes_have_one_budget_however_long_each_measured(
+    rank, timed, speed, monkeypatch
+):
+    """Their learning rates and their end follow from it."""
+    speed(100.0)
+    given = []
+    monkeypatch.setattr(train, "_train", lambda command, options, *rest: given.append(options))
+    monkeypatch.setattr(train, "monotonic", itertools.count(0, 7).__next__)  # seconds
+    run = timed(model="mc-ar-tiny")
+    train.pretrain(dataclasses.replace(run, out=run.out / "alone"))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", rank)
+    train.pretrain(run)
+    assert [options.seconds for options in given] == pytest.approx([SECONDS - 7, SECONDS])
+    assert (run.out / "plan.json").is_file() == (rank == "0")
 
 
 def test_several_processes_are_not_measured(timed, monkeypatch):

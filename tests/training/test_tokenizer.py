@@ -160,7 +160,8 @@ def test_frames_are_strided_from_a_different_start_in_each_clip(options):
         ({"learning_rate": 0.0}, r"learning_rate must be above 0, got 0\.0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"minutes": 0}, "minutes must be above 0, got 0"),
-        ({"patch": 8, "init": Path("x")}, "patch is that of the tokenizer where init names one"),
+        ({"patch": 8, "init": Path("x")}, "patch is that of --init or --tokenizer"),
+        ({"patch": 8, "tokenizer": Path("x")}, "patch is that of --init or --tokenizer"),
         (
             {"size": "64"},
             r"size must be .* pixels .64x96., multiples of 2 and at least 10, got '64'",

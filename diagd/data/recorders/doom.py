@@ -186,8 +186,6 @@ class DoomGame:
         self.game, self.scratch, self.scenario = game, scratch, scenario
         self.name = f"scenario {name!r}"
         self.actions = scenario.actions  # the first one is doing nothing
-        self.player = Player(scenario.player, 0)
-        self.state: Any = None
 
     def start(self, seed: int) -> None:
         """Start the game anew: in its next episode a weapon would go on bobbing as in this one."""

@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from diagd.data.actions import ActionVocabulary
+from diagd.data.actions import IDLE_NAMES, ActionVocabulary
 from diagd.data.recorders.options import RecordOptions
 from diagd.extras import require
 
 IDLE = "none"
-NOTHING = {IDLE, "noop", "no_op", "nop", "nothing", "do_nothing", "idle", "stay", "wait"}
 LONGEST_HOLD = 8  # frames for which the random player keeps an action
 LONGEST_SIDE_PX = 96
 
@@ -119,7 +118,7 @@ def own_actions(env: Any, name: str) -> dict[str, int | None]:
     named: dict[str, int | None] = {IDLE: None}
     for word, number in numbers.items():
         plain = "_".join(re.findall(r"[^\s,-]+", word.lower()))
-        named[IDLE if plain in NOTHING else plain] = number
+        named[IDLE if IDLE_NAMES.fullmatch(plain) else plain] = number
     return named
 
 
@@ -158,6 +157,8 @@ def open_gym(options: RecordOptions) -> Iterator[GymGame]:
     sys.path.insert(0, folder)  # the user's own files can be imported, as by `python -m`
     try:
         values = None if options.actions is None else named(options.actions)
+        if not isinstance(values, Mapping | None):
+            raise ValueError(f"{options.actions} must be a dict, got a {type(values).__name__}")
         player = None if options.policy in (None, "random") else named(options.policy)
         with contextlib.closing(GymGame(make, name, values, player)) as game:
             yield game
@@ -172,7 +173,7 @@ def named(reference: str) -> Any:
     module, colon, name = reference.partition(":")
     if not colon or not name:
         raise ValueError(f"expected module:name, got {reference!r}")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except AttributeError:
-        raise ValueError(f"module {module} has no {name!r}") from None
+    found = importlib.import_module(module)
+    if not hasattr(found, name):
+        raise ValueError(f"module {module} has no {name!r}")
+    return getattr(found, name)

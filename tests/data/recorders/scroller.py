@@ -15,6 +15,7 @@ MOVES = {"NOOP": (0, 0), "Left": (0, -3), "right": (0, 3), "Look Up": (-3, 0)}
 ACTIONS = {"none": 0, "left": 1, "right": 2, "up": 3}
 TOO_MANY = {"none": 0, "left": 7}
 NOT_FIRST = {"left": 1, "none": 0}
+LISTED = ["none", "left"]
 
 
 class Turn(IntEnum):

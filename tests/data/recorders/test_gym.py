@@ -162,6 +162,7 @@ def test_the_size_keeps_the_shape_of_the_picture(picture, size):
         ("Scroller", {"policy": f"{HERE}:confused"}, "the player said 'jump', expected one of: no"),
         ("Scroller", {"actions": f"{HERE}:TOO_MANY"}, "does not take 7 for 'left', expected one"),
         ("Scroller", {"actions": f"{HERE}:NOT_FIRST"}, "the first action must be 'none'"),
+        ("Scroller", {"actions": f"{HERE}:LISTED"}, "scroller:LISTED must be a dict, got a list"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused(game, changes, message, tmp_path):
@@ -181,6 +182,13 @@ def test_a_module_that_needs_another_says_which(tmp_path, monkeypatch):
     (tmp_path / "needy.py").write_text("import surely_not_there")
     with pytest.raises(ModuleNotFoundError, match="surely_not_there"):
         named("needy:play")
+
+
+def test_a_mistake_in_a_module_is_told_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mistaken.py").write_text("import math\nACTIONS = {'none': math.zero}")
+    with pytest.raises(AttributeError, match="'math' has no attribute 'zero'"):
+        named("mistaken:ACTIONS")
 
 
 def test_without_gymnasium_the_extra_is_named(monkeypatch, tmp_path):
