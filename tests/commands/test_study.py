@@ -85,7 +85,7 @@ def test_an_invented_walk_does_something_wherever_idle_stands_among_the_actions(
 ):
     other = shutil.copytree(world, tmp_path / "other")
     ActionVocabulary(("left", "none", "right", "forward")).save(other / "actions.json")
-    make("--model", other, "--make", 1, "--frames", 20)
+    make("--model", other, "--make", 1, "--frames", 40)
     actions = read_actions(tmp_path / "pairs" / "k=1" / "pair_000.jsonl", ActionVocabulary(NAMES))
     assert set(actions[CONTEXT:]) == {"left", "right", "forward"}
 
