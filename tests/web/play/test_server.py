@@ -52,10 +52,8 @@ def test_a_dream_that_is_saved_while_it_makes_room_for_the_next_one_is_saved(gen
     log = SessionLog(SCENE.frames, (), 3)
     left = [Session(generator, log)]
 
-    class MakingRoom(Player):
-        session = property(lambda _: left.pop() if left else None)
-
-    player.past, player.__class__ = log, MakingRoom
+    session = property(lambda _: left.pop() if left else None)
+    player.past, player.__class__ = log, type("MakingRoom", (Player,), {"session": session})
     app = create_app(scheduler, WorldFlags(), 1)
     answer = answer_of(app, f"/sessions/{player.id}/session.json")
     assert (answer.status_code, answer.json()["seed"]) == (200, 3)
