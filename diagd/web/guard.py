@@ -24,7 +24,7 @@ MAX_CONNECTIONS = 200
 SECONDS_TO_ASK = 10.0
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)  # of what is sent to us
 T = TypeVar("T")
-HOST = re.compile(r"(?:([a-z0-9.-]+)|\[([0-9a-f:.]+)\])(?::[0-9]{1,5})?", re.ASCII | re.I)
+HOST = re.compile(r"(?:([\w.-]+)|\[([0-9a-f:.]+)\])(?::[0-9]{1,5})?", re.ASCII | re.I)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -100,9 +100,8 @@ class PatientProtocol(H11Protocol):
         self._deadline = self.loop.call_later(SECONDS_TO_ASK, self._give_up)
 
     def _give_up(self) -> None:
-        """End the connection, unless it is served, or goes on reading what it was sent."""
         unread = self.transport.get_write_buffer_size()
-        if 0 < unread < self._unread:
+        if 0 < unread < self._unread:  # it goes on reading what it was sent
             self._wait()
         elif unread or self._asks_nothing:
             self.transport.abort()

@@ -1,15 +1,19 @@
+import shutil
 import sys
 
 import pytest
 
+from diagd.data.actions import write_actions
+from diagd.data.video import write_video
 from diagd.decoding.strategies.table import Diagonal
 from diagd.families.checkpoints import write_defaults
 from diagd.families.defaults import GenerationDefaults
 from diagd.web.guard import listen
 from diagd.web.play.server import PlayOptions, load
 from diagd.web.play.session import Controls
+from tests.golden import FIXTURES
 from tests.processes import interrupt_a_server
-from tests.worlds import write_world
+from tests.worlds import smooth_frames, write_world
 
 
 @pytest.mark.parametrize(
@@ -42,6 +46,23 @@ def test_a_model_without_a_start_says_what_to_do(command, tmp_path):
     (model / "prompt.mp4").unlink()
     outcome = command("play", "--model", model, "--no-open", "--port", 0)
     outcome.assert_refused("nowhere to start: .*bare has no prompt.mp4, name a folder by --scenes")
+
+
+def test_a_model_that_is_one_file_starts_from_the_prompt_beside_it(tmp_path):
+    shutil.copy(FIXTURES / "wham_tiny" / "config.json", tmp_path)
+    model = shutil.copy(FIXTURES / "wham_tiny" / "model.ckpt", tmp_path)
+    write_video(tmp_path / "prompt.mp4", smooth_frames(4, 60, 80), fps=10)
+    write_actions(tmp_path / "prompt.jsonl", ["none"] * 4)
+    scheduler, _ = load(PlayOptions(model=str(model), dtype="float32"))
+    assert [scene.name for scene in scheduler.scenes] == ["prompt"]
+
+
+@pytest.mark.parametrize("defaults", [{"temperature": 6.0}, {"top_p": 0.005}])
+def test_sampling_that_no_page_can_ask_for_is_refused(defaults, command, tmp_path):
+    model = write_world(tmp_path / "hot")
+    write_defaults(model, GenerationDefaults(**defaults))
+    message = r"hot: temperature must be in \[0, 5\] and top_p in \[0\.01, 1\] to be played, got"
+    command("play", "--model", model, "--no-open", "--port", 0).assert_refused(message)
 
 
 def test_the_world_s_own_sampling_and_context_are_where_a_dream_begins(tmp_path):

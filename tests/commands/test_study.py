@@ -1,4 +1,5 @@
 import json
+import shutil
 import socket
 
 import pytest
@@ -8,6 +9,7 @@ from diagd.data.actions import ActionVocabulary, read_actions, write_actions
 from diagd.data.video import read_video, write_video
 from diagd.web.study.pairs import find_pairs
 from diagd.web.study.store import StudyStore
+from tests.golden import FIXTURES
 from tests.processes import interrupt_a_server
 from tests.web.study.cases import write_pairs
 from tests.worlds import HEIGHT_PX, NAMES, PROMPT_ACTIONS, WIDTH_PX, smooth_frames
@@ -61,6 +63,31 @@ def test_clips_that_are_there_are_kept_and_the_same_flags_repeat_the_rest(make, 
     make()
     assert (kept.stat().st_mtime_ns, lost.read_bytes()) == (marked, before)
     make("--seed", 1).assert_refused(r"holds pairs made with other options .*made\.json")
+
+
+def test_flags_that_were_refused_do_not_bind_the_next_ones(make):
+    make("--context-frames", 6).assert_refused(r"expected at least 6 frames .*, got 5")
+    assert make().code == 0
+
+
+def test_a_model_that_is_one_file_has_its_prompt_beside_it(make, tmp_path):
+    shutil.copy(FIXTURES / "wham_tiny" / "config.json", tmp_path)
+    model = shutil.copy(FIXTURES / "wham_tiny" / "model.ckpt", tmp_path)
+    write_video(tmp_path / "prompt.mp4", smooth_frames(4, 60, 80), fps=10)
+    write_actions(tmp_path / "prompt.jsonl", ["none"] * 4)
+    outcome = make("--model", model, "--strategy", "k=1", "k=2", "--make", 1, "--frames", 2)
+    assert outcome.code == 0, outcome.err
+    assert len(frames_of(tmp_path / "pairs", "k=1")) == CONTEXT + 2
+
+
+def test_an_invented_walk_does_something_wherever_idle_stands_among_the_actions(
+    make, world, tmp_path
+):
+    other = shutil.copytree(world, tmp_path / "other")
+    ActionVocabulary(("left", "none", "right", "forward")).save(other / "actions.json")
+    make("--model", other, "--make", 1, "--frames", 40)
+    actions = read_actions(tmp_path / "pairs" / "k=1" / "pair_000.jsonl", ActionVocabulary(NAMES))
+    assert set(actions[CONTEXT:]) == {"left", "right", "forward"}
 
 
 def test_recorded_clips_are_continued_with_their_own_actions(make, tmp_path):

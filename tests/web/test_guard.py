@@ -13,10 +13,11 @@ from diagd.web.guard import check_host, check_origin
         "[::1]:8421",
         "192.168.1.4",
         "Box:1",
+        "my_box:8421",
     ],
 )
 def test_own_names_and_addresses_are_let_in(host):
-    assert check_host([host], {"box"}) is None
+    assert check_host([host], {"box", "my_box"}) is None
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,7 @@ def test_own_names_and_addresses_are_let_in(host):
         "",
         "[",
         "evil.example",
+        "my_boxes",
         "localhost.evil.example:80",
         "127.0.0.1.evil.example",
         "localhost#.evil.example",
@@ -56,7 +58,7 @@ def test_own_names_and_addresses_are_let_in(host):
     ],
 )
 def test_foreign_names_are_not(host):
-    assert "does not answer to the name" in (check_host([host], {"box"}) or "")
+    assert "does not answer to the name" in (check_host([host], {"box", "my_box"}) or "")
 
 
 @pytest.mark.parametrize("hosts", [[], ["localhost", "localhost"]])

@@ -64,9 +64,7 @@ def pack(options: WorldFlags) -> dict[str, bytes]:
     if not isinstance(parts.tokenizer, VQTokenizer) or defaults.keep_frames is not None:
         raise ValueError(f"{options.model}: only worlds as diagd trains them play in a browser")
     source = WorldSource(options.model)
-    world = VideoGenerator(
-        parts.model, config, parts.tokenizer, codec, defaults, source, "int8", "this browser"
-    )
+    world = VideoGenerator(parts.model, config, parts.tokenizer, codec, defaults, source)
     controls, context_frames, scenes = opening(world, options)
     strategy = controls.strategy
     if not strategy.has_schedule:
@@ -82,7 +80,7 @@ def pack(options: WorldFlags) -> dict[str, bytes]:
         [one.schedule(grid) for one in strategies],
         world.window(context_frames)[0],
         ValidRanges.resolve(sampling.valid_range, *where),
-        sampling.top_k or 0,
+        defaults.top_k or 0,
         sampling.exclusive_top_p,
     )
     packed = pack_world(parts.model, parts.tokenizer, play)

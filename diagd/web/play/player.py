@@ -119,7 +119,7 @@ class Player:
             case Adjust(strategy, temperature, top_p, paced=paced):
                 self._adjust(Controls(strategy, temperature, top_p), paced)
             case Begin(scene, seed):
-                if scene is None:
+                if scene is None:  # another seed of what is about to begin, or has begun
                     begun = self.pending or (self.session and self.session.start) or self.scenes[0]
                 elif 0 <= scene < len(self.scenes):
                     begun = self.scenes[scene]
@@ -195,8 +195,7 @@ class Player:
         return lambda: self._paint(drawn, header)
 
     def _begin(self, log: SessionLog) -> Session:
-        """Begin a session, which stays pending meanwhile: another seed of it begins here, too."""
-        self.session = session = Session(self.world, log)
+        self.session = session = Session(self.world, log)  # pending until then: see `handle`
         self.keys.tapped, self.due, self.differing = None, 0.0, 0
         self.num_begun += 1
         if self.pending is log:  # else the next one was asked for meanwhile
@@ -236,7 +235,8 @@ class Player:
         if is_new and self.recording and len(self.recorded) < MAX_RECORDED_FRAMES:
             self.recorded.append(picture)
         header["encode_ms"] = milliseconds_since(started)
-        header |= {"recorded": len(self.recorded), "send_ms": round(self.send_ms, 2)}
+        recorded = len(self.recorded) if self.recording else 0
+        header |= {"recorded": recorded, "send_ms": round(self.send_ms, 2)}
         return Note(header, picture=picture)
 
 

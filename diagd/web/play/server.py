@@ -45,6 +45,7 @@ from diagd.web.play.session import Controls, Session, SessionLog, load_log, save
 from diagd.web.play.welcome import opening
 
 logger = logging.getLogger("diagd.play")
+TYPES = mimetypes.MimeTypes()  # without the machine's own: Windows may take a script for text
 DECODER = Path(__file__).with_name("upload_decoder.py")
 MAX_SESSION_BYTES = 4 * 2**20
 MAX_UPLOAD_FRAMES = 900
@@ -135,7 +136,7 @@ def short_collections() -> Iterator[None]:
 
 
 def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> FastAPI:
-    """Build the app over a scheduler; an uploaded clip is cut to its last `context_frames`."""
+    """Build the app; of an uploaded clip (`MAX_UPLOAD_FRAMES`), the last `context_frames` count."""
     world, packed = scheduler.world, replace(flags, strategy=None, context_frames=context_frames)
     source = world.source
     assert source is not None
@@ -181,7 +182,8 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
     @app.get("/sessions/{name}/session.json")
     async def session(name: str) -> Response:
         player = _player(scheduler.players | scheduler.gone, name)
-        log = player.session.log if player.session else player.past
+        # the session is read once: the model's thread may make room meanwhile
+        log = begun.log if (begun := player.session) else player.past
         if log is None:
             raise HTTPException(409, "the dream has not begun yet")
         data = await asyncio.to_thread(save_log, log, Path(source.name_or_path).name)
@@ -208,7 +210,7 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
                 raise HTTPException(409, str(error)) from None
         if name not in found:
             raise HTTPException(404, "there is no such file")
-        return Response(found[name], media_type=mimetypes.guess_type(name)[0])
+        return Response(found[name], media_type=TYPES.guess_type(name)[0])
 
     @app.websocket("/play")
     async def play(socket: WebSocket) -> None:
@@ -295,7 +297,7 @@ def _download(data: bytes, media_type: str, name: str) -> Response:
 
 
 async def decode_upload(data: bytes, keep: int, height_px: int, width_px: int) -> Tensor:
-    """Decode an image, or the last `keep` frames of a clip, in a child process (`DECODER`).
+    """Decode an image, or the last `keep` of a clip's first frames, in a child process (`DECODER`).
 
     Returns (T, height_px, width_px, 3) uint8; ValueError if it is slow, damaged or of another kind.
     """

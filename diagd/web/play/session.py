@@ -23,8 +23,6 @@ from diagd.web.guard import STRICT, read_json
 MAX_SEED = 2**32  # JavaScript holds it exactly
 MAX_FRAMES = 20_000  # of a session: forty minutes at the pace of the bundled world
 MAX_START_FRAMES = 64
-DEFAULT_STRATEGY = Diagonal(1)
-
 
 Action = Annotated[str, Field(max_length=200)]
 StrategyByName = Annotated[Strategy, PlainValidator(as_strategy), PlainSerializer(str)]  # in JSON
@@ -34,7 +32,7 @@ StrategyByName = Annotated[Strategy, PlainValidator(as_strategy), PlainSerialize
 class Controls:
     """Settings that may change between two frames; one left out in JSON has its default."""
 
-    strategy: StrategyByName = DEFAULT_STRATEGY
+    strategy: StrategyByName = Diagonal(1)
     temperature: Annotated[float, Field(ge=0, le=5)] = GenerationDefaults.temperature
     top_p: Annotated[float, Field(ge=0.01, le=1)] = GenerationDefaults.top_p or 1.0
 
@@ -42,8 +40,8 @@ class Controls:
         return {**vars(self), "strategy": self.strategy.name, "paced": paced}
 
     def sampling(self, world: VideoGenerator) -> SamplingOptions:
-        top_p = self.top_p if self.temperature else None
-        return world.sampling(SamplingOptions(self.temperature, top_p=top_p))
+        rules = (world.defaults.top_k, self.top_p) if self.temperature else (None, None)
+        return world.sampling(SamplingOptions(self.temperature, *rules))
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -78,7 +76,7 @@ class Session:
         self.history: list[FrameRecord] = []
         self.num_steps = 0  # of the newest frame
         # the step that wrote each of its tokens, in raster order; of exact decoding, made it final
-        self.written_at: tuple[int, ...] = ()
+        self.written_at: tuple[int, ...] = ()  # of zipar-adaptive, which tells none, nothing
 
     @property
     def log(self) -> SessionLog:
@@ -148,7 +146,7 @@ def save_log(log: SessionLog, model: str) -> bytes:
 
 
 def load_log(data: bytes | str, world: VideoGenerator) -> SessionLog:
-    """Read what `save_log` wrote, or anybody; ValueError for what is bad or of another model."""
+    """Read what `save_log` wrote, or anybody; ValueError for what is bad or does not fit."""
     saved = read_json(_SAVED, data, "saved dream")
     start, (height_px, width_px) = saved.start, world.frame_size_px
     count, *shown = start.shape
@@ -171,8 +169,7 @@ def load_log(data: bytes | str, world: VideoGenerator) -> SessionLog:
 
 
 def _inflate(text: str, shape: list[int]) -> Tensor:
-    """Undo base64 and deflate; never makes more bytes than the shape has."""
-    size, pixels = math.prod(shape), b""
+    size, pixels = math.prod(shape), b""  # no more is made of what would inflate without end
     with contextlib.suppress(zlib.error, ValueError):
         pixels = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), size)
     if len(pixels) != size:

@@ -5,12 +5,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from diagd.data.actions import ActionCodec, idle_action
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.table import Diagonal, Raster, Strategy, parse_strategy
-from diagd.families.checkpoints import model_path
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import StartScene, folder_scenes, model_scenes
+from diagd.pipeline.world_folder import WorldSource
 from diagd.web.play.options import WorldFlags
 from diagd.web.play.session import MAX_SEED, Controls
 
@@ -19,17 +21,23 @@ def opening(world: VideoGenerator, flags: WorldFlags) -> tuple[Controls, int, li
     """Return the controls, the frames of context and the scenes with which a world begins."""
     defaults = world.defaults
     strategy = parse_strategy(flags.strategy) if flags.strategy else defaults.strategy(world.height)
-    controls = Controls(strategy, defaults.temperature, defaults.top_p or 1.0)
+    try:
+        controls = Controls(strategy, defaults.temperature, defaults.top_p or 1.0)
+    except ValidationError:
+        raise ValueError(
+            f"{flags.model}: temperature must be in [0, 5] and top_p in [0.01, 1] to be played, "
+            f"got {defaults.temperature:g} and {defaults.top_p or 1:g}"
+        ) from None
     world.check(strategy, controls.sampling(world))
     max_context = (world.remembers or world.config.frames_held) - 1  # one frame is to come
     context_frames = flags.context_frames or max(1, min(defaults.context_frames, max_context))
     scenes = folder_scenes(flags.scenes, world, context_frames) if flags.scenes else []
     if flags.scenes and not scenes:
         raise ValueError(f"no clip or image in {flags.scenes}")
-    model = model_path(flags.model)
-    scenes += model_scenes(model, world, context_frames)
+    folder = WorldSource(flags.model).folder
+    scenes += model_scenes(folder, world, context_frames)
     if not scenes:
-        raise ValueError(f"nowhere to start: {model} has no prompt.mp4, name a folder by --scenes")
+        raise ValueError(f"nowhere to start: {folder} has no prompt.mp4, name a folder by --scenes")
     return controls, context_frames, scenes
 
 

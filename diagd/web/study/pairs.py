@@ -18,14 +18,15 @@ import torch
 from av.bitstream import BitStreamFilterContext
 
 from diagd.console import track
-from diagd.data.actions import split_actions, write_actions
+from diagd.data.actions import ActionCodec, idle_action, split_actions, write_actions
 from diagd.data.video import read_video, write_video
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.table import Conditions, Strategy
-from diagd.families.checkpoints import find_model, model_path
+from diagd.families.checkpoints import find_model
 from diagd.families.clip_files import ClipFile, find_clips
 from diagd.files import require_folder, write_json
 from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.world_folder import WorldSource
 from diagd.web.study.options import StudyOptions
 
 PLAYABLE_CODECS = ("h264", "vp9", "av1")  # what browsers play in an mp4
@@ -109,13 +110,13 @@ def _comparisons(compare: tuple[str, ...], systems: list[str]) -> tuple[tuple[st
 
 def _read_clip(path: Path, digest: "hashlib._Hash") -> tuple[str, ClipActions]:
     """Return what a clip looks like, in words, and its actions; add all of it to the digest."""
-    video = read_video(path)
-    with av.open(str(path)) as container:
+    video, data = read_video(path), path.read_bytes()
+    with av.open(io.BytesIO(data), "r") as container:
         codec = container.streams.video[0].codec_context.codec.canonical_name
     if codec not in PLAYABLE_CODECS:
         expected = ", ".join(PLAYABLE_CODECS)
         raise ValueError(f"{path} cannot be shown in browsers: expected {expected}, got {codec}")
-    digest.update(path.read_bytes())
+    digest.update(data)
     num_frames, height_px, width_px = video.frames.shape[:3]
     actions = _read_actions(path.with_suffix(".jsonl"), num_frames)
     digest.update(repr(actions).encode())
@@ -141,7 +142,8 @@ def _read_actions(path: Path, num_frames: int) -> ClipActions:
 def playable(path: Path) -> bytes:
     """Copy only the pictures of a clip into an mp4: no title, no date, no words of the encoder."""
     whole = io.BytesIO()
-    with av.open(str(path)) as source, av.open(whole, "w", format="mp4") as target:
+    given = io.BytesIO(path.read_bytes())  # FFmpeg takes the path `a:b/c.mp4` for an address
+    with av.open(given, "r") as source, av.open(whole, "w", format="mp4") as target:
         stream = source.streams.video[0]
         copy = target.add_stream_from_template(stream)
         copy.metadata.clear()
@@ -166,17 +168,15 @@ def make_pairs(options: StudyOptions) -> list[str]:
     _remember(options)
     for name, model, strategy in systems:
         world = VideoGenerator.from_pretrained(model)
-        folder = options.pairs / name
-        folder.mkdir(exist_ok=True)
         for number in track(range(options.make), name):
-            target = folder / f"pair_{number:03d}.mp4"
+            target = options.pairs / name / f"pair_{number:03d}.mp4"
             if not target.exists():
                 _make_clip(options, world, strategy, number, target)
     return [name for name, *_ in systems]
 
 
 def _remember(options: StudyOptions) -> None:
-    """Write the options down, and refuse others: only the number of pairs may change."""
+    """Write the options down; where there are pairs of others, but for their number, refuse."""
     made: dict[str, Any] = {
         **{name: getattr(options, name) for name in ("model", "frames", "context_frames", "seed")},
         "systems": list(options.strategy),
@@ -184,7 +184,8 @@ def _remember(options: StudyOptions) -> None:
         "torch": str(torch.__version__),
     }
     path = options.pairs / "made.json"
-    if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != made:
+    is_begun = path.is_file() and any(options.pairs.glob("*/pair_*.mp4"))
+    if is_begun and json.loads(path.read_text(encoding="utf-8")) != made:
         raise ValueError(
             f"{options.pairs} holds pairs made with other options ({path}): choose another"
         )
@@ -197,22 +198,20 @@ def _make_clip(
     """Continue some frames of a clip by the actions that follow there, or the prompt by a walk."""
     codec, seen, length = world.vocabulary, options.context_frames, options.context_frames
     draw = random.Random(f"{options.seed}/{number}")
-    prompts = [ClipFile("prompt", model_path(options.model) / "prompt.mp4", codec)]
+    prompts = [ClipFile("prompt", WorldSource(options.model).folder / "prompt.mp4", codec)]
     if options.clips:
         prompts = list(find_clips(options.clips, codec).values())
         length += options.frames
     prompt = prompts[number % len(prompts)]
     given = prompt.check(length)
     first = draw.randrange(given - length + 1) if options.clips else given - seen
-    clip = prompt.read(seen, first, size_px=world.frame_size_px)
-    actions = prompt.actions()
-    if codec is not None and actions is not None:
-        actions = actions[first : first + length]
-        if options.clips is None:
-            actions += _walk(codec.names, options.frames, draw)
+    clip = prompt.read(length, first, size_px=world.frame_size_px)
+    frames, actions = clip.frames[:seen], clip.actions
+    if codec is not None and actions is not None and options.clips is None:
+        actions += _walk(codec, options.frames, draw)
     between, coming = split_actions(actions, seen)
     generated = world.generate(
-        clip.frames,
+        frames,
         coming,
         options.frames,
         context_actions=between,
@@ -221,12 +220,12 @@ def _make_clip(
     )
     if actions is not None:  # row 0 led to the first frame shown: nobody saw what from
         write_actions(target.with_suffix(".jsonl"), actions)
-    write_video(target, torch.cat([clip.frames, generated.frames]), float(clip.fps))
+    write_video(target, torch.cat([frames, generated.frames]), float(clip.fps))
 
 
-def _walk(names: tuple[str, ...], length: int, draw: random.Random) -> list[str]:
-    """Draw actions, each held for a few frames; the first name, doing nothing, is left out."""
+def _walk(codec: ActionCodec, length: int, draw: random.Random) -> list[str]:
+    names = [name for name in codec.names if name != idle_action(codec)] or codec.names
     walk: list[str] = []
     while len(walk) < length:
-        walk += [draw.choice(names[1:] or names)] * draw.randint(*HELD_FRAMES)
+        walk += [draw.choice(names)] * draw.randint(*HELD_FRAMES)
     return walk[:length]

@@ -55,10 +55,7 @@ def _body(kind: type[Any]) -> Any:
 
     async def read(request: Request) -> Any:
         data = await read_body(request, MAX_BODY_BYTES, MAX_SECONDS_OF_BODY)
-        try:
-            return read_json(TypeAdapter(kind), data, "message")
-        except ValueError as error:
-            raise HTTPException(422, str(error)) from None
+        return read_json(TypeAdapter(kind), data, "message")
 
     return Depends(read)
 
@@ -82,10 +79,7 @@ def study_server(
         name = " ".join(given.name.split())
         if not name.isprintable():
             raise HTTPException(422, "a name is made of letters, digits and signs")
-        try:
-            secret, known_as = store.enrol(name, seed)
-        except ValueError as error:
-            raise HTTPException(409, str(error)) from None
+        secret, known_as = store.enrol(name, seed)
         response.set_cookie(
             cookie, secret, max_age=SECONDS_REMEMBERED, httponly=True, samesite="strict"
         )
@@ -119,10 +113,7 @@ def study_server(
     ) -> dict[str, bool]:
         if (known := store.rater(secret)) is None:
             raise HTTPException(401, "this study does not know you: enter your name again")
-        try:
-            store.answer(known[0], given.trial, given.question, given.choice)
-        except ValueError as error:
-            raise HTTPException(422, str(error)) from None
+        store.answer(known[0], given.trial, given.question, given.choice)
         return {"saved": True}
 
     @app.get("/media/{media_id}")
@@ -142,9 +133,13 @@ def study_server(
             raise HTTPException(403, "results need the key that diagd study printed at its start")
         return HTMLResponse(results_page(store.results()))
 
+    @app.exception_handler(ValueError)
+    def refused(request: Request, error: ValueError) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, 422)
+
     @app.exception_handler(sqlite3.Error)
     def unsaved(request: Request, error: sqlite3.Error) -> JSONResponse:
-        return JSONResponse({"detail": f"the answer could not be saved ({error})"}, 503)
+        return JSONResponse({"detail": f"the file of answers cannot be used ({error})"}, 503)
 
     config = server_config(app, names, ws="none", h11_max_incomplete_event_size=MAX_HEADER_BYTES)
     return uvicorn.Server(config)

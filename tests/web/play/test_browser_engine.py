@@ -151,6 +151,35 @@ def test_a_link_that_is_none_is_refused_and_the_page_plays(visit, site, link):
         expect(page.locator("#toast")).to_contain_text("That did not work: this")
 
 
+def test_a_link_pasted_over_a_dream_that_plays_is_followed(visit, site):
+    page = visit(site)
+    wait_for(page, 2)
+    page.evaluate("location.hash = '#dream=AAAA'")
+    expect(page.locator("#toast")).to_contain_text("That did not work: this")
+
+
+def test_a_browser_that_records_no_video_says_so(visit, site):
+    page = visit("about:blank")
+    page.add_init_script("delete globalThis.MediaRecorder")
+    page.goto(site)
+    wait_for(page, 2)
+    page.keyboard.press("v")
+    expect(page.locator("#toast")).to_have_text("This browser records no video.")
+    expect(page.locator("#hud-recording")).to_be_hidden()
+
+
+def test_a_dream_that_is_gone_cannot_be_saved_and_the_page_says_so(visit, site):
+    page = visit(site, quiet=False, service_workers="block")
+    wait_for(page, 2)
+    page.evaluate("dispatchEvent(new ErrorEvent('error', { message: 'by the test' }))")
+    expect(page.locator("#curtain-text")).to_contain_text("The page broke down (by the test)")
+    page.route("**/world/world.bin*", lambda route: route.abort())
+    page.click("#again")
+    expect(page.locator("#curtain-text")).to_contain_text("world.bin could not be loaded")
+    page.click("#keep-session")
+    expect(page.locator("#toast")).to_have_text("That did not work: the dream is gone.")
+
+
 def test_it_plays_without_the_host_once_it_was_loaded(visit, site):
     page = visit(site)
     wait_for(page, 2)

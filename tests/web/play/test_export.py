@@ -4,6 +4,7 @@ import ctypes
 import dataclasses
 import json
 import math
+import shutil
 import struct
 import subprocess
 import sys
@@ -20,7 +21,8 @@ from diagd.backends.webgpu.shader import UNIFORM, bytes_of
 from diagd.data.actions import ActionVocabulary
 from diagd.decoding.engine import BLOCK, whole_blocks
 from diagd.decoding.strategies.table import parse_strategy
-from diagd.families.checkpoints import save_model
+from diagd.families.checkpoints import save_model, write_defaults
+from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import model_scenes
 from diagd.pipeline.world_folder import load_parts
@@ -146,6 +148,22 @@ def test_frames_are_those_of_python(kernels, packed, world, scene, temperature, 
         painted = generator.tokenizer.decode(expected)[0]
         assert (pixels[..., :3].int() - painted.int()).abs().max() <= 1
         assert (pixels[..., 3] == 255).all()
+
+
+def test_a_world_s_own_top_k_holds_in_a_browser(kernels, world, tmp_path):
+    """Of a world that is greedy until the page says otherwise, too."""
+    greedy = shutil.copytree(world, tmp_path / "greedy")
+    write_defaults(greedy, GenerationDefaults(temperature=0, top_k=3))
+    generator = VideoGenerator.from_pretrained(greedy, dtype="int8")
+    start = model_scenes(greedy, generator, generator.defaults.context_frames)[0]
+    session = Session(generator, SessionLog(start.frames, start.actions, 7))
+    packed = pack(ExportWebOptions(tmp_path, model=str(greedy)))["world/world.bin"]
+    assert kernels.open(packed) == kernels("begin", 0, 7) == NONE
+    for temperature in (0.0, 2.0, 2.0, 0.0):
+        expected = session.advance(NAMES[1], Controls(parse_strategy("raster"), temperature, 1.0))
+        assert kernels("advance", 1, 0, temperature, 1.0) == NONE
+        found = kernels.read(kernels("newest_tokens"), torch.int32, *expected.shape[1:])
+        assert torch.equal(found, expected[0].int())
 
 
 @torch.inference_mode()

@@ -263,6 +263,56 @@ def test_a_server_that_hangs_is_given_up(visit, shared, monkeypatch):
     wait_for_frames(page, 2)
 
 
+def test_the_recording_of_a_dream_that_was_lost_is_downloaded(visit, shared):
+    page = visit(shared, quiet=False)
+    sockets = []
+
+    def connect(socket):
+        socket.connect_to_server()
+        sockets.append(socket)
+
+    page.route_web_socket("**/play", connect)
+    page.reload()
+    wait_for_frames(page, 2)
+    page.click("#record")
+    text(page, "#hud-recording", r"REC (0\.[5-9]|[1-9]\.\d) s")
+    with page.expect_download() as download:
+        sockets[0].close()
+    assert download.value.suggested_filename == "dream.mp4"
+    text(page, "#toast", "Connected again")
+    wait_for_frames(page, 2)
+
+
+def test_a_picture_that_cannot_be_drawn_ends_the_dream_in_words(page, shared):
+    player = only_player(shared)
+    page.evaluate(
+        """() => {
+          const draw = createImageBitmap;
+          createImageBitmap = () => {
+            createImageBitmap = draw;
+            return Promise.reject(new Error("no memory"));
+          };
+        }"""
+    )
+    text(page, "#curtain-text", r"^The picture could not be drawn \(no memory\)\.$")
+    page.click("#again")
+    wait_for_frames(page, 2)
+    assert only_player(shared) is not player  # the old dream is given up
+
+
+def test_a_page_that_is_opened_in_the_background_waits_to_be_seen(visit, shared):
+    page = visit(shared)
+    hide = "Object.defineProperty(document, 'hidden', { get: () => true })"
+    page.add_init_script(hide)
+    page.reload()
+    text(page, "#state", "^live$")
+    player = only_player(shared)
+    wait_until(lambda: player.paused and player.seen == player.sent)
+    expect(page.locator("#pause")).to_have_attribute("aria-pressed", "true")
+    page.keyboard.press("KeyA")
+    wait_for_frames(page, 2)
+
+
 def test_the_page_comes_back_when_the_server_does(visit, world):
     with serving(world) as served:
         port = served.port
@@ -290,7 +340,7 @@ def test_a_recording_is_a_playable_mp4(page, tmp_path):
     assert video.frames.shape[1:] == (HEIGHT_PX, WIDTH_PX, 3)
 
 
-def test_a_session_is_saved_and_replayed_exactly(visit, shared, tmp_path):
+def test_a_session_is_saved_and_replayed_exactly(visit, shared, tmp_path, monkeypatch):
     page = visit(shared)
     wait_for_frames(page, 3)
     page.keyboard.press("KeyA")
@@ -300,6 +350,15 @@ def test_a_session_is_saved_and_replayed_exactly(visit, shared, tmp_path):
     download.value.save_as(tmp_path / "dream.json")
     count = len(json.loads((tmp_path / "dream.json").read_text())["frames"])
     page.set_input_files("#load-file", tmp_path / "dream.json")
+    text(page, "#toast", f"Replayed {count} frames, every token as it was")
+    # again: frames of the first replay go on to come, until the second one begins
+    begin, held = shared.scheduler.begin, []
+    monkeypatch.setattr(shared.scheduler, "begin", lambda *given: held.append(given))
+    page.set_input_files("#load-file", tmp_path / "dream.json")
+    text(page, "#toast", f"Replaying {count} frames")
+    wait_for_frames(page, 3)
+    expect(page.locator("#toast")).to_have_text(f"Replaying {count} frames")
+    shared.server.servers[0].get_loop().call_soon_threadsafe(begin, *held.pop())
     text(page, "#toast", f"Replayed {count} frames, every token as it was")
 
 

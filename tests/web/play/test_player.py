@@ -194,6 +194,14 @@ def test_only_recorded_frames_are_kept_and_not_without_end(player, monkeypatch):
     assert not player.recorded
 
 
+def test_a_frame_counts_what_the_recording_under_way_holds(player):
+    """Else a page that records again takes a frame from before for a full recording."""
+    player.handle(Record(True))
+    assert [player.turn()().document["recorded"] for _ in range(2)] == [1, 2]
+    player.handle(Record(False))
+    assert player.turn()().document["recorded"] == 0
+
+
 def test_a_saved_dream_is_replayed_and_checked_and_then_goes_on(player, generator):
     player.handle(Act("right", 1))
     for strategy in (Diagonal(1), Raster()):

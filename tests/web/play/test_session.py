@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -6,6 +8,7 @@ from hypothesis import strategies as st
 from diagd.data.video import read_video
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.strategies.table import Diagonal, Exact, Raster, parse_strategy
+from diagd.families.defaults import GenerationDefaults
 from diagd.web.play.session import Controls, Session, SessionLog, checksum_of
 from tests.worlds import HEIGHT, NAMES, PROMPT_ACTIONS, WIDTH
 
@@ -51,6 +54,15 @@ def test_controls_count_from_the_next_frame_on(generator, start):
     plain, changed = Session(generator, start), Session(generator, start)
     assert torch.equal(plain.advance("left", hot), changed.advance("left", hot))
     assert not torch.equal(plain.advance("left", hot), changed.advance("left", cold))
+
+
+def test_a_world_s_own_top_k_holds_while_it_is_played(generator, start):
+    """The likeliest token alone is what greedy decoding takes, however hot."""
+    world = dataclasses.replace(generator, defaults=GenerationDefaults(top_k=1))
+    hot, greedy = Session(world, start), Session(world, start)
+    for action in ("left", "forward"):
+        drawn = hot.advance(action, Controls(Diagonal(1), 2.0, 1.0))
+        assert torch.equal(drawn, greedy.advance(action, Controls(Diagonal(1), 0)))
 
 
 def test_exact_frames_are_raster_s_among_others(generator, start):

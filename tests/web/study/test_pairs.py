@@ -1,4 +1,5 @@
 import io
+from pathlib import Path
 
 import av
 import pytest
@@ -54,6 +55,13 @@ def test_a_clip_is_shown_without_what_the_file_says_about_itself(tmp_path):
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
     kept = read_video(titled).frames
     assert torch.equal(torch.stack([torch.from_numpy(frame) for frame in frames]), kept)
+
+
+def test_a_folder_with_a_colon_in_its_name_is_no_address(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = write_pairs(Path("pairs-12:30"), 1)
+    assert list(find_pairs(folder).clips) == ["dream_0"]
+    assert playable(folder / "k=1" / "dream_0.mp4")
 
 
 @pytest.mark.parametrize(

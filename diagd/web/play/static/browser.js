@@ -2,13 +2,15 @@
 // (connection.js).
 
 const BASE = new URL("../world/", import.meta.url);
-const MAX_THREADS = 8;
+export const MAX_THREADS = 8;
+const VIDEO = ["video/mp4;codecs=avc1", "video/webm;codecs=vp9", "video/webm"].find((type) => globalThis.MediaRecorder?.isTypeSupported(type));
 const MAX_SHARED = 6000; // characters of a link
 
 export class Browser {
   /** handlers: welcome(document), frame(header, picture, or a promise of it or of null), kept(document), progress(share), computed(words), notice(message), state(name, message); canvas: what is recorded */
   constructor(handlers, canvas) {
-    Object.assign(this, { handlers, canvas, recorded: 0, logs: [], abilities: new Set(["share"]) });
+    Object.assign(this, { handlers, canvas, recorded: 0, logs: [], hasWorld: false, abilities: new Set(VIDEO ? ["share", "record"] : ["share"]) });
+    addEventListener("hashchange", () => location.reload()); // a link to a dream, pasted over this one
     addEventListener("error", (event) => handlers.state("ended", `The page broke down (${event.message}).`));
     this.open();
   }
@@ -23,6 +25,8 @@ export class Browser {
       return this.handlers.state("ended", error.message);
     }
     this.worker?.terminate();
+    this.hasWorld = false;
+    for (const answer of this.logs.splice(0)) answer(null);
     this.worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
     this.worker.onmessage = ({ data }) => this.#take(data);
     this.worker.onerror = (event) => this.handlers.state("ended", `The world in this browser broke down (${event.message ?? "its worker could not start"}).`);
@@ -113,7 +117,7 @@ export class Browser {
       this.#say(data.header.gpu);
       this.handlers.frame({ ...data.header, recorded: this.recorded }, data.picture);
     } else if (data.type === "welcome") {
-      this.threads = data.threads;
+      Object.assign(this, { threads: data.threads, gpu: null, hasWorld: true });
       this.handlers.welcome({ ...this.manifest, computed: this.#computed(null), threads: data.threads, max_recorded: Infinity });
       this.handlers.state("live", "");
       this.#begin();
@@ -160,22 +164,23 @@ export class Browser {
     return fetch(this.picture(scene)).then((answer) => answer.blob()).then(createImageBitmap).catch(() => null);
   }
 
-  #log() {
-    return new Promise((resolve) => {
+  async #log() {
+    const dream = this.hasWorld && await new Promise((resolve) => {
       this.logs.push(resolve);
       this.worker.postMessage({ type: "log" });
     });
+    if (!dream) throw new Error("the dream is gone");
+    return dream;
   }
 
   #record(on) {
     if (!on) return this.recorder?.stop();
-    const type = ["video/mp4;codecs=avc1", "video/webm;codecs=vp9", "video/webm"].find((one) => globalThis.MediaRecorder?.isTypeSupported(one));
-    if (!type) return (this.video = Promise.reject(new Error("this browser records no video")));
     this.recorded = 0;
-    const parts = [];
-    this.recorder = new MediaRecorder(this.canvas.captureStream(), { mimeType: type, videoBitsPerSecond: 4e6 });
+    const parts = [], stream = this.canvas.captureStream();
+    this.recorder = new MediaRecorder(stream, { mimeType: VIDEO, videoBitsPerSecond: 4e6 });
     this.recorder.ondataavailable = (event) => parts.push(event.data);
-    this.video = new Promise((resolve) => { this.recorder.onstop = () => resolve(new Blob(parts, { type })); });
+    this.video = new Promise((resolve) => { this.recorder.onstop = () => resolve(new Blob(parts, { type: VIDEO })); });
+    this.video.then(() => stream.getTracks().forEach((track) => track.stop())); // else the canvas is captured for ever
     this.recorder.start();
   }
 }

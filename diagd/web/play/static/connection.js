@@ -8,13 +8,14 @@ export class Connection {
   /** handlers: welcome(document), frame(header, picture), kept(document), state(name, message) */
   constructor(handlers) {
     this.handlers = handlers;
-    this.abilities = new Set(["upload"]);
+    this.abilities = new Set(["upload", "record"]);
     this.failures = 0;
     this.open();
   }
 
   open() {
     clearTimeout(this.timer);
+    this.#hangUp();
     this.lastWords = null;
     this.welcomed = false; // before that we wait for a place, and have nothing to say
     const scheme = location.protocol === "https:" ? "wss" : "ws";
@@ -28,12 +29,13 @@ export class Connection {
   /** Give up a server that hangs: it would not answer a goodbye either. */
   #listen() {
     clearTimeout(this.silence);
-    const { socket } = this;
-    this.silence = setTimeout(() => {
-      socket.onmessage = socket.onclose = null;
-      socket.close();
-      this.#closed({});
-    }, SILENCE_MS);
+    this.silence = setTimeout(() => { this.#hangUp(); this.#closed({}); }, SILENCE_MS);
+  }
+
+  #hangUp() {
+    if (!this.socket) return;
+    this.socket.onmessage = this.socket.onclose = null;
+    this.socket.close();
   }
 
   send(message) {
@@ -78,8 +80,8 @@ export class Connection {
     if (document.type === "welcome") {
       this.failures = 0;
       this.welcomed = true;
+      this.handlers.welcome(document); // which asks for the recording of the session before
       this.session = document.session;
-      this.handlers.welcome(document);
       this.handlers.state("live", "");
     } else if (document.type === "waiting") {
       this.failures = 0;
@@ -93,10 +95,7 @@ export class Connection {
 
   #closed(event) {
     clearTimeout(this.silence);
-    if (this.lastWords?.type === "ended") {
-      this.handlers.state("ended", this.lastWords.message);
-      return;
-    }
+    if (this.lastWords?.type === "ended") return this.handlers.state("ended", this.lastWords.message);
     if (event.code === FULL) {
       this.handlers.state("waiting", this.lastWords?.message ?? "The server is full. Trying again.");
       this.timer = setTimeout(() => this.open(), 3000);

@@ -12,17 +12,18 @@ addEventListener("install", () => skipWaiting());
 addEventListener("activate", (event) => event.waitUntil(clients.claim()));
 addEventListener("fetch", (event) => {
   const { request } = event;
-  if (request.method === "GET" && new URL(request.url).origin === location.origin) event.respondWith(answer(request));
+  if (request.method === "GET" && new URL(request.url).origin === location.origin) event.respondWith(answer(event));
 });
 
-async function answer(request) {
+async function answer(event) {
+  const { request } = event;
   const cache = await caches.open(CACHE), { search } = new URL(request.url);
   const isVersioned = /^\?v=/.test(search);
   const kept = await cache.match(request, { ignoreSearch: !isVersioned });
   if (kept && isVersioned) return isolated(kept);
   try {
     const fresh = await fetch(request);
-    if (fresh.ok) keep(cache, request, fresh.clone(), isVersioned);
+    if (fresh.ok) event.waitUntil(keep(cache, request, fresh.clone(), isVersioned));
     return isolated(fresh);
   } catch (error) {
     if (kept) return isolated(kept);

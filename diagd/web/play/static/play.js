@@ -1,7 +1,7 @@
 // The page of `diagd play`: what comes from the engine is shown, what is done here is said to it. The
 // engine is a server, or this browser itself where the page was written by `diagd export-web`.
 
-import { Browser } from "./browser.js";
+import { Browser, MAX_THREADS } from "./browser.js";
 import { Connection } from "./connection.js";
 import { useGamepad } from "./gamepad.js";
 import { Keyboard } from "./keyboard.js";
@@ -14,7 +14,7 @@ const grid = new TokenGrid($("grid"), $("grid-caption"));
 const readings = new Readings($("bars"));
 globalThis.diagd = { readings }; // for whoever drives this page by a script (runs/play.py)
 const SLOW = 2; // frames a second below which the page says what would be faster
-const state = { scene: 0, session: 0, paused: false, recording: false, recorded: 0, seed: 0, inputs: 0 };
+const state = { scene: 0, session: 0, paused: false, recording: false, recorded: 0, seed: 0, inputs: 0, taken: 0 };
 let about = null; // what the engine said when it let us in
 let controls = null;
 let drawing = Promise.resolve(); // frames are drawn one after the other
@@ -29,7 +29,7 @@ const keyboard = new Keyboard($("pad"), $("words"), (action, isPress) => {
   }
   connection.send({ type: "act", action, id: state.inputs });
 });
-const handlers = { welcome, frame: (header, picture) => { drawing = drawing.then(() => drawFrame(header, picture)); }, kept, progress: showProgress, computed: showComputed, notice: (message) => toast(message, true), state: setState };
+const handlers = { welcome, frame: (header, picture) => { drawing = drawing.then(() => drawFrame(header, picture)).catch(breakOff); }, kept, progress: showProgress, computed: showComputed, notice: (message) => toast(message, true), state: setState };
 const isExported = document.documentElement.dataset.engine === "browser";
 const isHere = isExported || ["browser", "wasm", "webgpu"].includes(new URLSearchParams(location.search).get("engine"));
 const connection = isHere ? new Browser(handlers, stage.canvas) : new Connection(handlers);
@@ -41,7 +41,7 @@ function welcome(document) {
   about = document;
   controls ??= { ...document.controls };
   state.recording = false;
-  state.recorded = 0;
+  state.recorded = state.taken = 0;
   readings.forget();
   grid.use(document.grid);
   const [height, width] = [stage.canvas.height, stage.canvas.width] = document.size_px;
@@ -54,11 +54,12 @@ function welcome(document) {
   $("own-caption").hidden = !can("upload");
   showControls();
   showRecording(0);
-  setPaused(false);
-  if (!before) return;
-  adjust({});
-  begin(about.scenes[state.scene] ? state.scene : 0, askedSeed());
-  toast("Connected again. The old dream is gone, so this one starts anew.");
+  if (before) {
+    adjust({});
+    begin(about.scenes[state.scene] ? state.scene : 0, askedSeed());
+    toast("Connected again. The old dream is gone, so this one starts anew.");
+  }
+  setPaused(globalThis.document.hidden); // nobody sees a tab in the background
 }
 
 async function drawFrame(header, coming) {
@@ -81,7 +82,7 @@ async function drawFrame(header, coming) {
   if (document.activeElement !== $("seed")) $("seed").value = header.seed;
   $("context").textContent = `frame ${header.length} of this dream; the model remembers ${header.held} of at most ${header.holds}`;
   showRecording(header.recorded);
-  if (header.begun) return;
+  if (header.begun) return void (state.replaying = total > 0);
   if (total && done === total && state.replaying) {
     toast(differing ? `Replayed ${total} frames; ${differing} came out differently (another model, machine, GPU or version).` : `Replayed ${total} frames, every token as it was.`);
   }
@@ -91,6 +92,11 @@ async function drawFrame(header, coming) {
     document.body.dataset.frames = readings.total;
     showReadings(header);
   });
+}
+
+function breakOff(error) {
+  setPaused(true);
+  setState("ended", `The picture could not be drawn (${error.message}).`);
 }
 
 /** What the weights are, and what runs the model. */
@@ -127,7 +133,8 @@ function showFaster() {
 
 function waysHere() {
   if (!globalThis.crossOriginIsolated) return ["a window that is not private, and https, which let it use all cores"];
-  return about.threads < navigator.hardwareConcurrency ? [`?threads=${navigator.hardwareConcurrency} behind the address`] : ["fewer other programs"];
+  const threads = Math.min(MAX_THREADS, navigator.hardwareConcurrency);
+  return about.threads < threads ? [`${location.search ? "&" : "?"}threads=${threads} behind the address`] : ["fewer other programs"];
 }
 
 function waysThere() {
@@ -151,7 +158,7 @@ function showReadings(header) {
   $("steps").textContent = header.steps;
   const [median, tail] = [readings.latency(0.5), readings.latency(0.99)];
   if (median !== null) figure("latency", median.toFixed(0), ` ms p50, ${tail.toFixed(0)} p99`);
-  if (header.input >= (state.taken ?? 0)) showAction(header.action, false);
+  if (header.input >= state.taken) showAction(header.action, false);
 }
 
 function figure(id, number, unit) {
@@ -266,6 +273,7 @@ function askedSeed() {
 
 function setRecording(on) {
   if (state.recording === on) return;
+  if (!can("record")) return toast("This browser records no video.", true);
   state.recording = on;
   connection.send({ type: "record", on });
   if (!on) download("video");
@@ -313,7 +321,7 @@ async function share() {
 }
 
 async function upload(file) {
-  if (!file) return;
+  if (!file || !about) return; // dropped before there is a world
   if (file.size > about.max_upload_bytes) return toast(`That did not work: a file may have ${about.max_upload_bytes / 2 ** 20} MB, not more.`, true);
   toast("Looking at the picture");
   const notes = await attempt(() => connection.start(file, newSeed()));
@@ -329,7 +337,6 @@ async function load(file) {
   const frames = await attempt(() => connection.replay(file));
   if (frames === null) return;
   state.scene = null;
-  state.replaying = true;
   showScene();
   setPaused(false);
   toast(`Replaying ${frames} frames`);

@@ -30,14 +30,14 @@ export class TokenGrid {
     this.header = header.begun ? null : header;
     this.writtenAt = header.written_at ?? []; // the step that wrote each place
     this.since = performance.now();
-    if (this.header && !this.paused) this.#say(`${header.steps} steps, ${(header.decode_ms / header.steps).toFixed(2)} ms each, ${(this.rows * this.columns / header.steps).toFixed(1)} tokens a step`);
+    if (this.header && !this.paused) this.caption.textContent = `${header.steps} steps, ${(header.decode_ms / header.steps).toFixed(2)} ms each, ${(this.rows * this.columns / header.steps).toFixed(1)} tokens a step`;
     this.#draw();
   }
 
   pause(paused) {
     this.paused = paused;
     this.since = performance.now();
-    if (paused && this.header) this.#say("paused: the last frame being written, slowly");
+    if (paused && this.header) this.caption.textContent = "paused: the last frame being written, slowly";
     this.#draw();
   }
 
@@ -84,9 +84,5 @@ export class TokenGrid {
     if (this.paused) return Math.floor(passed / SLOW_MS) % (steps + 20);
     const newest = Math.floor(passed / (decode_ms / steps));
     return newest >= steps + TRAIL ? Infinity : newest;
-  }
-
-  #say(text) {
-    this.caption.textContent = text;
   }
 }

@@ -53,8 +53,7 @@ async function open() {
     study = await (await ask("/api/study")).json();
   } catch (error) {
     show("welcome");
-    fail(error.message);
-    return;
+    return fail(error.message);
   }
   fail("");
   if (!study) return show("welcome");
@@ -74,8 +73,7 @@ async function visit(index) {
   if (place >= all.length) {
     stop();
     element("summary").textContent = `All ${answered} answers are saved.`;
-    show("done");
-    return;
+    return show("done");
   }
   const { trial, number, key, text, hint } = all[place];
   const nth = place % study.questions.length + 1;
@@ -96,8 +94,8 @@ async function visit(index) {
 function load(number) {
   if (!loading.has(number)) {
     const { left, right } = study.trials[number];
-    const promise = Promise.all([left, right].map(async (id) =>
-      URL.createObjectURL(await (await ask(`/media/${id}`)).blob())));
+    const promise = Promise.all([left, right].map(async (id) => (await ask(`/media/${id}`)).blob()))
+      .then((blobs) => blobs.map((blob) => URL.createObjectURL(blob)));
     promise.catch(() => loading.delete(number)); // so that it is tried again
     loading.set(number, promise);
   }
@@ -131,8 +129,7 @@ async function stage(number) {
   } catch (error) {
     if (shown !== number) return;
     shown = -1;
-    fail(`${error.message} “From the start” tries again.`);
-    return;
+    return fail(`${error.message} “From the start” tries again.`);
   }
   if (shown !== number) return;
   fail("");
@@ -183,7 +180,7 @@ function setPaused(value) {
 
 function replay() {
   if (!study || element("trial").hidden) return;
-  if (shown < 0) { stage(Math.floor(place / study.questions.length)); return; }
+  if (shown < 0) return void stage(Math.floor(place / study.questions.length));
   if (!ready) return;
   setPaused(false);
   rewind();
@@ -272,8 +269,7 @@ async function answer(choice) {
   try {
     await ask("/api/answers", { trial: number, question: key, choice });
   } catch (error) {
-    fail(`Not saved: ${error.message}`);
-    return;
+    return fail(`Not saved: ${error.message}`);
   } finally {
     saving = false;
   }
@@ -294,8 +290,7 @@ element("welcome").addEventListener("submit", async (submitted) => {
     const known = await (await ask("/api/study")).json(); // which may have failed before
     if (!known) await ask("/api/raters", { name: element("name").value });
   } catch (error) {
-    fail(error.message);
-    return;
+    return fail(error.message);
   }
   await open();
 });
