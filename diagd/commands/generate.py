@@ -316,7 +316,7 @@ def _run(
 
     runs: list[tuple[Strategy, GeneratedVideo]] = []
     expected = ""
-    size = min(timed, num_frames - 1) or step
+    size = min(timed, num_frames - step) or step
     if size < num_frames:
         generate(strategy, step)  # warms up
         sample = generate(strategy, size)

@@ -251,7 +251,7 @@ def example_sections(folder: Path, out: Path, groups: Groups, count: int) -> lis
 def main(options: ReportOptions) -> dict[str, Any]:
     """Write the files and return their names with the rows of the table."""
     results = read_results(options.results / RESULTS_FILE)
-    if not any(record["quality"] for record in results.clips):
+    if not any(record["quality"] and record["stats"] for record in results.clips):
         raise ValueError(f"{options.results / RESULTS_FILE} holds no measured clips yet")
     out = options.out or options.results
     figures = out / "figures"
