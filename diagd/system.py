@@ -46,8 +46,10 @@ def only_writer(folder: Path, file: str = "") -> Iterator[None]:
             ) from None
         try:
             if not file:
-                for rubbish in folder.glob(".*.partial"):
-                    rubbish.unlink(missing_ok=True)
+                busy = {lock.parent for lock in folder.rglob(".*.lock")} - {folder}  # by others
+                for rubbish in folder.rglob(".*.partial"):
+                    if busy.isdisjoint(rubbish.parents):
+                        rubbish.unlink(missing_ok=True)
             yield
         finally:
             with suppress(PermissionError):  # Windows removes it once it is unlocked, Unix before
@@ -162,11 +164,18 @@ def fingerprint(model: Path) -> str:
     """Return 12 hex digits of SHA-256 over a file, or over the weights and configs of a folder."""
     digest = hashlib.sha256()
     for path in [model] if model.is_file() else sorted(model.rglob("*")):
-        if path == model or (path.suffix in _MODEL_SUFFIXES and path.is_file()):
+        if path == model or _is_of_model(path, path.relative_to(model)):
             digest.update(str(path.relative_to(model)).encode() + b"\0")
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:12]
+
+
+def _is_of_model(path: Path, name: Path) -> bool:
+    """Return whether a file is of a model, not what is made in its folder from it or with it."""
+    describes_video = path.suffix == ".json" and path.with_suffix(".mp4").is_file()
+    is_made = describes_video or path.name == "tune.json" or "training" in name.parts
+    return path.suffix in _MODEL_SUFFIXES and path.is_file() and not is_made
 
 
 def clip_fingerprint(video: Path) -> str:
