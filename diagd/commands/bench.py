@@ -101,7 +101,9 @@ def engine_rows(
     replays, seam = prepared.replays, config.num_seam_tokens
     for strategy in strategies:
         strategy.check(Conditions(sampling.temperature, grid, 1, replays, seam))
-    stopwatch = steps.Stopwatch(prepared, device.type == "cpu" and not replays, sample)
+    knows_steps = backend != "webgpu"  # which records them, and runs those of a frame together
+    has_parts = knows_steps and device.type == "cpu" and not replays
+    stopwatch = steps.Stopwatch(prepared, has_parts, sample)
     engine = DecodingEngine(
         stopwatch,
         grid.height,
@@ -122,8 +124,8 @@ def engine_rows(
         times = stopwatch.take()
         if sample:
             seconds = statistics.mean(times.seconds) * engine.stream.num_steps
-        counts = engine.stream.num_steps, engine.stream.num_fed
-        return Run(seconds, torch.stack(frames, 1), *counts, engine.capture_seconds, times)
+        counts = engine.stream.num_steps, engine.stream.num_fed, engine.capture_seconds
+        return Run(seconds, torch.stack(frames, 1), *counts, times if knows_steps else None)
 
     own = isinstance(prepared, NativeModel)
     weight_bytes = prepared.weight_bytes if own else getattr(torch, dtype).itemsize
@@ -355,7 +357,7 @@ def print_rows(document: dict[str, Any]) -> None:
         named.append({**row, "name": name, "mark": f" {MARK}" * row["disturbed"]})
     stepped = [row for row in named if "step_ms" in row]
     tables = ("speed", SPEED, named), ("limits; parts of a step in ms", LIMITS, stepped)
-    for title, texts, shown in tables:
+    for title, texts, shown in tables if stepped else tables[:1]:
         columns = {"": "{name}{mark}", **shown_columns(texts, rows)}
         print_records(console, f"{title} {common and f'({common})'}", columns, shown)
     if disturbed := [row["name"] for row in named if row["disturbed"]]:
