@@ -63,7 +63,7 @@ class BenchOptions:
         if self.steps and self.baseline == "hf":
             raise ValueError("steps skips most of our own steps: it needs --baseline none")
         if self.steps and "webgpu" in self.backend:
-            raise ValueError("quick and steps time single steps, webgpu runs whole frames: leave it out")
+            raise ValueError("quick and steps time steps, webgpu runs whole frames: leave it out")
         if self.temperature and self.baseline == "hf":
             raise ValueError("the baseline hf is greedy: temperature needs --baseline none")
         grid = None if self.grid is None else TokenGrid.parse(self.grid)
