@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -126,12 +125,6 @@ def provenance(device: Any) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
     }
-
-
-def settings_of(options: Any) -> dict[str, str]:
-    """Format the fields of a script's options, a dataclass, without paths of this machine."""
-    values = ((field.name, getattr(options, field.name)) for field in fields(options))
-    return {name: str(value) for name, value in values if not isinstance(value, Path)}
 
 
 def git_commit(root: Path = _ROOT) -> str | None:

@@ -46,8 +46,6 @@ CACHE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 2}
 
 @dataclass(frozen=True)
 class Inputs:
-    """Start of a row: prompt and actions."""
-
     prompt: Tensor  # (1, P)
     context_frames: int
     actions: Tensor  # (1, T, n)
@@ -55,8 +53,6 @@ class Inputs:
 
 
 class Run(NamedTuple):
-    """One run of a row."""
-
     seconds: float  # of decoding, captures of CUDA graphs left out
     tokens: Tensor  # (1, T, H, W)
     num_steps: int
@@ -67,8 +63,6 @@ class Run(NamedTuple):
 
 @dataclass
 class Row:
-    """One line of the table: how to run it, and the runs."""
-
     dtype: str
     backend: str
     strategy: str
@@ -376,7 +370,6 @@ def after(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
 
 
 def main(options: BenchOptions) -> dict[str, Any]:
-    """Time every row and print the tables."""
     options = options.shortened()
     device = device_of(options.device)
     config = config_of(options.model)

@@ -74,8 +74,6 @@ class RowTiming:
 
 @dataclass(frozen=True)
 class CheckedClip:
-    """A clip that can be read."""
-
     path: Path
     size_px: tuple[int, int]
     fps: Fraction
@@ -96,8 +94,6 @@ class ActionUse:
 
 @dataclass(frozen=True)
 class ClipsReport:
-    """The contents of a folder of clips."""
-
     clips: list[CheckedClip]  # those that can be used
     problems: list[str]  # a line for each clip that cannot, and for wrong rows
     notes: list[str]  # a line for each thing that can be trained on, but will disappoint

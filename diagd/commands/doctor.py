@@ -9,13 +9,13 @@ import platform
 import subprocess
 import time
 from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import psutil
 import torch
 
-import diagd
 from diagd.backends.devices import cpu_features, device_of
 from diagd.backends.native.compiler import find_compiler
 from diagd.backends.native.library import cache_folder, candidates_tried, load_library, say_origin
@@ -52,7 +52,7 @@ def machine_facts() -> dict[str, Any]:
     if not instructions and level != "DEFAULT":
         instructions = [level]
     return {
-        "diagd": diagd.__version__,
+        "diagd": import_module("diagd").__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",

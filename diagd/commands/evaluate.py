@@ -96,8 +96,6 @@ def clips_after(folder: Path, name: str) -> list[str]:
 
 
 class Task(NamedTuple):
-    """One line to measure."""
-
     model: str  # its label
     strategy: str  # or baseline
     clip: str  # or prompt of an image
@@ -282,13 +280,11 @@ class ClipMeter:
                 f"{model} sees {held} tokens at once and begins anew then, the clip takes "
                 f"{length}: fewer --frames can be priced"
             )
-        schedule = parse_strategy(strategy)
-        assert schedule.has_schedule
         nll = strategy_nll(
             world.model,
             tokens,
             actions,
-            schedule,
+            parse_strategy(strategy),
             given,
             prefix=tokens.new_tensor(world.config.prefix_ids)[None],
             row_ends=world.defaults.row_ends,

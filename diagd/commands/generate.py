@@ -257,7 +257,6 @@ COLUMNS = {
 
 
 def main(options: GenerateOptions) -> dict[str, Any]:
-    """Generate, write, report."""
     if options.prompts is not None and options.out is not None:
         return _continue_many(options, options.prompts, options.out)
     console = make_console()

@@ -35,7 +35,8 @@ def test_the_document_holds_what_is_said(command):
     assert document["kernels"]["tried"]
     assert set(document["extras"]) == set(EXTRAS)
     assert (document["frames_per_second"], document["gpu"]) == ({}, None)
-    for text in (facts["python"], f"diagd {facts['diagd']}, torch", chosen["backend"]["why"], *document["warnings"]):
+    versions = f"{facts['python']}, diagd {facts['diagd']}, torch"
+    for text in (versions, chosen["backend"]["why"], *document["warnings"]):
         assert text in outcome.err
 
 
