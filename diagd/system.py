@@ -25,8 +25,9 @@ def only_writer(folder: Path, file: str = "") -> Iterator[None]:
     """Make a folder, and lock it, or a file in it, against other writers while the block runs.
 
     The system releases the lock when the process ends, however it ends. A new folder that stays
-    empty is removed, and so are half-written files of a killed writer (see `diagd.files`). Of
-    processes that torchrun or accelerate started together, the first holds the lock for all.
+    empty is removed, and so are half-written files of a killed writer (see `diagd.files`), but not
+    where others hold a lock. Of processes that torchrun or accelerate started together, the first
+    holds the lock for all.
     """
     if os.environ.get("RANK", "0") != "0":
         yield
@@ -45,8 +46,8 @@ def only_writer(folder: Path, file: str = "") -> Iterator[None]:
             ) from None
         try:
             if not file:
-                busy = {lock.parent for lock in folder.rglob(".*.lock")} - {folder}  # by others
-                for rubbish in folder.rglob(".*.partial"):
+                busy = {each.parent for each in folder.rglob(".*.lock") if each != path}
+                for rubbish in folder.rglob(".*.????????.partial"):
                     if busy.isdisjoint(rubbish.parents):
                         rubbish.unlink(missing_ok=True)
             yield

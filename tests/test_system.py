@@ -88,6 +88,8 @@ def test_what_a_killed_writer_left_in_subfolders_is_removed_unless_another_write
         pass
     (left,) = tmp_path.rglob("*.partial")
     assert left.parent == tmp_path / "busy/videos"
+    with only_writer(tmp_path, "results.jsonl"), only_writer(tmp_path):
+        assert left.exists()
     with only_writer(tmp_path):
         assert not left.exists()
 
