@@ -58,7 +58,7 @@ class Run(NamedTuple):
     num_steps: int
     num_fed: int | None = None  # tokens fed in them
     capture_seconds: float = 0.0
-    times: steps.StepTimes | None = None  # Hugging Face's steps are not timed
+    times: steps.StepTimes | None = None  # not of Hugging Face's steps, nor of webgpu's
 
 
 @dataclass
@@ -115,11 +115,11 @@ def engine_rows(
         started = synchronized_time(device)
         frames = list(engine.decode(strategy, given.actions))
         seconds = synchronized_time(device) - started - engine.capture_seconds
-        times = stopwatch.take()
-        if sample:
+        times = stopwatch.take() if knows_steps else None
+        if sample and times:
             seconds = statistics.mean(times.seconds) * engine.stream.num_steps
-        counts = engine.stream.num_steps, engine.stream.num_fed, engine.capture_seconds
-        return Run(seconds, torch.stack(frames, 1), *counts, times if knows_steps else None)
+        counts = engine.stream.num_steps, engine.stream.num_fed
+        return Run(seconds, torch.stack(frames, 1), *counts, engine.capture_seconds, times)
 
     own = isinstance(prepared, NativeModel)
     weight_bytes = prepared.weight_bytes if own else getattr(torch, dtype).itemsize
