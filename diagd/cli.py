@@ -185,7 +185,6 @@ def options_of(name: str) -> type:
 
 
 def function_of(name: str) -> Callable[[Any], dict[str, Any]]:
-    """Import the function that runs a command."""
     module, function = _place_of(name)
     return getattr(importlib.import_module(f"diagd.{module}"), function)
 

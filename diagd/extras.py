@@ -6,7 +6,7 @@ from collections.abc import Iterable
 EXTRAS = {  # as in pyproject.toml, by the names of the modules
     "doom": ("vizdoom",),
     "gym": ("gymnasium",),
-    "metrics": ("torchmetrics", "matplotlib"),
+    "metrics": ("torchmetrics", "matplotlib", "PIL"),
     "scale": ("ray",),
     "train": ("accelerate", "matplotlib"),
     "webgpu": ("wgpu",),

@@ -91,8 +91,6 @@ _REPHRASED = {  # pattern of tyro's words -> ours
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """The flags of every command."""
-
     json: tyro.conf.FlagCreatePairsOff[bool] = False  # stdout is one JSON document, nothing else
     threads: int | None = None  # CPU threads that compute; default: as many as PyTorch takes
 

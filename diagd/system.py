@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,9 @@ def only_writer(folder: Path, file: str = "") -> Iterator[None]:
     """Make a folder, and lock it, or a file in it, against other writers while the block runs.
 
     The system releases the lock when the process ends, however it ends. A new folder that stays
-    empty is removed, and so are half-written files of a killed writer (see `diagd.files`). Of
-    processes that torchrun or accelerate started together, the first holds the lock for all.
+    empty is removed, and so are half-written files of a killed writer (see `diagd.files`), but not
+    where others hold a lock. Of processes that torchrun or accelerate started together, the first
+    holds the lock for all.
     """
     if os.environ.get("RANK", "0") != "0":
         yield
@@ -46,8 +46,10 @@ def only_writer(folder: Path, file: str = "") -> Iterator[None]:
             ) from None
         try:
             if not file:
-                for rubbish in folder.glob(".*.partial"):
-                    rubbish.unlink(missing_ok=True)
+                busy = {each.parent for each in folder.rglob(".*.lock") if each != path}
+                for rubbish in folder.rglob(".*.????????.partial"):
+                    if busy.isdisjoint(rubbish.parents):
+                        rubbish.unlink(missing_ok=True)
             yield
         finally:
             with suppress(PermissionError):  # Windows removes it once it is unlocked, Unix before
@@ -126,12 +128,6 @@ def provenance(device: Any) -> dict[str, Any]:
     }
 
 
-def settings_of(options: Any) -> dict[str, str]:
-    """Format the fields of a script's options, a dataclass, without paths of this machine."""
-    values = ((field.name, getattr(options, field.name)) for field in fields(options))
-    return {name: str(value) for name, value in values if not isinstance(value, Path)}
-
-
 def git_commit(root: Path = _ROOT) -> str | None:
     """Return the commit of a checkout, with `-dirty` where files differ; None outside of one."""
     if not (root / ".git").exists():
@@ -162,11 +158,18 @@ def fingerprint(model: Path) -> str:
     """Return 12 hex digits of SHA-256 over a file, or over the weights and configs of a folder."""
     digest = hashlib.sha256()
     for path in [model] if model.is_file() else sorted(model.rglob("*")):
-        if path == model or (path.suffix in _MODEL_SUFFIXES and path.is_file()):
+        if path == model or _is_of_model(path, path.relative_to(model)):
             digest.update(str(path.relative_to(model)).encode() + b"\0")
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:12]
+
+
+def _is_of_model(path: Path, name: Path) -> bool:
+    """Return whether a file is of a model, not what is made in its folder from it or with it."""
+    describes_video = path.suffix == ".json" and path.with_suffix(".mp4").is_file()
+    is_made = describes_video or path.name == "tune.json" or "training" in name.parts
+    return path.suffix in _MODEL_SUFFIXES and path.is_file() and not is_made
 
 
 def clip_fingerprint(video: Path) -> str:

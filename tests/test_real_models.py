@@ -161,6 +161,19 @@ def test_cosmos_goes_on_from_real_footage(context, dreamt, command, tmp_path):
     assert video.fps == 25  # Cosmos makes as many: a faster clip is read at its pace
 
 
+@pytest.mark.parametrize("flags", [("--compare",), ("--raster-frames", 30)])
+def test_raster_is_sampled_in_whole_grids(flags, command, tmp_path):
+    """Before 16 frames of two grids stands a sample of one grid."""
+    write_video(tmp_path / "clip.mp4", smooth_frames(9, 32, 48), fps=25)
+    outcome = command(
+        *("generate", *write_cosmos(tmp_path), "--prompt", tmp_path / "clip.mp4", *flags),
+        *("--frames", 16, "--output", tmp_path / "dream.mp4", "--json"),
+    )
+    assert outcome.code == 0, outcome.err
+    counts = [(run["strategy"], run["num_frames"]) for run in outcome.document["runs"]]
+    assert counts == [("raster", 16), ("k=1,d=2", 16)]
+
+
 def test_a_clip_costs_what_the_logits_of_its_tokens_say(command, tmp_path):
     """Two grids are given, three are priced, behind a token that stands before the clip."""
     changes = {name: TEXT[name] for name in ("prefix_length", "extra_embeddings", "max_positions")}

@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -6,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diagd.system import only_writer
+from diagd.system import fingerprint, only_writer
 from tests.worlds import clips_of, write_shard
 
 HOLD = (
@@ -78,6 +79,21 @@ def test_what_a_killed_writer_left_half_written_is_removed_by_the_next(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".hidden"]
 
 
+def test_what_a_killed_writer_left_in_subfolders_is_removed_unless_another_writes_there(tmp_path):
+    """Shards go to out/train, the files of a page to out/static and out/world."""
+    for folder in ("train", "world/scenes", "busy/videos"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / ".0.safetensors.0a1b2c3d.partial").touch()
+    with only_writer(tmp_path / "busy", "results.jsonl"), only_writer(tmp_path):
+        pass
+    (left,) = tmp_path.rglob("*.partial")
+    assert left.parent == tmp_path / "busy/videos"
+    with only_writer(tmp_path, "results.jsonl"), only_writer(tmp_path):
+        assert left.exists()
+    with only_writer(tmp_path):
+        assert not left.exists()
+
+
 def test_files_of_one_folder_have_writers_of_their_own(tmp_path):
     with (
         only_writer(tmp_path, "results.jsonl"),
@@ -92,6 +108,24 @@ def test_processes_of_one_launch_are_one_writer(holder, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     with only_writer(tmp_path / "out"):
         pass
+
+
+def test_a_model_is_its_weights_and_configs_not_what_is_made_in_its_folder(world, tmp_path):
+    folder = shutil.copytree(world, tmp_path / "training" / "world")
+    before = fingerprint(folder)
+    assert before == fingerprint(world)
+    made = "training/run.json", "training/state.pt", "tune.json", "dreams/a.json", "dreams/a.mp4"
+    for name in made:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"{}")
+    (folder / "model.mp4").touch()  # a video of that name hides no weights
+    assert fingerprint(folder) == before
+    for name in ("actions.json", "model.safetensors", "tokenizer/config.json"):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content + b" ")
+        assert fingerprint(folder) != before
+        (folder / name).write_bytes(content)
+    assert fingerprint(folder) == before
 
 
 _PEAK = """

@@ -26,7 +26,7 @@ class BenchOptions:
     recorded clips, which runs/exact.py and `diagd evaluate` measure.
     """
 
-    model: str = "doom"  # a preset with random weights (mc-ar-42m, wham-1.6b), doom, or a folder
+    model: str = "doom"  # doom, maze or a folder; or a preset with random weights: mc-ar-42m
     grid: str | None = None  # frames x rows x columns to generate; default 2 frames of the model's
     row_lag: RowLags = (1, 2, 4)  # a row for the diagonals of each
     # more rows: k=1,d=14, exact, exact,lanes=32, sjd, zipar=4 ...
@@ -62,6 +62,8 @@ class BenchOptions:
             return
         if self.steps and self.baseline == "hf":
             raise ValueError("steps skips most of our own steps: it needs --baseline none")
+        if self.steps and "webgpu" in self.backend:
+            raise ValueError("quick and steps time steps, webgpu runs whole frames: leave it out")
         if self.temperature and self.baseline == "hf":
             raise ValueError("the baseline hf is greedy: temperature needs --baseline none")
         grid = None if self.grid is None else TokenGrid.parse(self.grid)

@@ -46,8 +46,6 @@ CACHE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 2}
 
 @dataclass(frozen=True)
 class Inputs:
-    """Start of a row: prompt and actions."""
-
     prompt: Tensor  # (1, P)
     context_frames: int
     actions: Tensor  # (1, T, n)
@@ -55,20 +53,16 @@ class Inputs:
 
 
 class Run(NamedTuple):
-    """One run of a row."""
-
     seconds: float  # of decoding, captures of CUDA graphs left out
     tokens: Tensor  # (1, T, H, W)
     num_steps: int
     num_fed: int | None = None  # tokens fed in them
     capture_seconds: float = 0.0
-    times: steps.StepTimes | None = None  # Hugging Face's steps are not timed
+    times: steps.StepTimes | None = None  # not of Hugging Face's steps, nor of webgpu's
 
 
 @dataclass
 class Row:
-    """One line of the table: how to run it, and the runs."""
-
     dtype: str
     backend: str
     strategy: str
@@ -101,7 +95,9 @@ def engine_rows(
     replays, seam = prepared.replays, config.num_seam_tokens
     for strategy in strategies:
         strategy.check(Conditions(sampling.temperature, grid, 1, replays, seam))
-    stopwatch = steps.Stopwatch(prepared, device.type == "cpu" and not replays, sample)
+    knows_steps = backend != "webgpu"  # which records them, and runs those of a frame together
+    has_parts = knows_steps and device.type == "cpu" and not replays
+    stopwatch = steps.Stopwatch(prepared, has_parts, sample)
     engine = DecodingEngine(
         stopwatch,
         grid.height,
@@ -119,8 +115,8 @@ def engine_rows(
         started = synchronized_time(device)
         frames = list(engine.decode(strategy, given.actions))
         seconds = synchronized_time(device) - started - engine.capture_seconds
-        times = stopwatch.take()
-        if sample:
+        times = stopwatch.take() if knows_steps else None
+        if sample and times:
             seconds = statistics.mean(times.seconds) * engine.stream.num_steps
         counts = engine.stream.num_steps, engine.stream.num_fed
         return Run(seconds, torch.stack(frames, 1), *counts, engine.capture_seconds, times)
@@ -355,7 +351,7 @@ def print_rows(document: dict[str, Any]) -> None:
         named.append({**row, "name": name, "mark": f" {MARK}" * row["disturbed"]})
     stepped = [row for row in named if "step_ms" in row]
     tables = ("speed", SPEED, named), ("limits; parts of a step in ms", LIMITS, stepped)
-    for title, texts, shown in tables:
+    for title, texts, shown in tables if stepped else tables[:1]:
         columns = {"": "{name}{mark}", **shown_columns(texts, rows)}
         print_records(console, f"{title} {common and f'({common})'}", columns, shown)
     if disturbed := [row["name"] for row in named if row["disturbed"]]:
@@ -374,7 +370,6 @@ def after(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
 
 
 def main(options: BenchOptions) -> dict[str, Any]:
-    """Time every row and print the tables."""
     options = options.shortened()
     device = device_of(options.device)
     config = config_of(options.model)

@@ -74,8 +74,6 @@ class RowTiming:
 
 @dataclass(frozen=True)
 class CheckedClip:
-    """A clip that can be read."""
-
     path: Path
     size_px: tuple[int, int]
     fps: Fraction
@@ -96,8 +94,6 @@ class ActionUse:
 
 @dataclass(frozen=True)
 class ClipsReport:
-    """The contents of a folder of clips."""
-
     clips: list[CheckedClip]  # those that can be used
     problems: list[str]  # a line for each clip that cannot, and for wrong rows
     notes: list[str]  # a line for each thing that can be trained on, but will disappoint
@@ -224,7 +220,8 @@ def row_timing(movements: Sequence[Tensor], actions: Sequence[Tensor]) -> RowTim
     an earlier one has less.
     """
     ids, nothing = torch.cat([torch.zeros(0, dtype=torch.int64), *actions]), RowTiming({}, {})
-    if len(ids.unique()) < 2 or not any(movement.std() > 0 for movement in movements):
+    is_still = not any(movement.std() > 0 for movement in movements)
+    if is_still or len(ids.unique()) < 2 or sum(map(len, movements)) < 2:
         return nothing
     together = torch.cat(list(movements))
     mean, spread = together.mean(dim=0), together.std(dim=0) + 1e-6
@@ -236,7 +233,7 @@ def row_timing(movements: Sequence[Tensor], actions: Sequence[Tensor]) -> RowTim
     gains, scores = dict[int, float](), dict[int, float]()
     for shift in SHIFTS:
         samples = [_samples(m, r, shift) for m, r in zip(principal, rows, strict=True)]
-        numbers = [chunks + 1000 * clip for clip, (*_, chunks) in enumerate(samples)]
+        numbers = [chunks + (clip << 32) for clip, (*_, chunks) in enumerate(samples)]
         given, seen, wanted, _ = (torch.cat(parts) for parts in zip(*samples, strict=True))
         _, chunks = torch.cat(numbers).unique(return_inverse=True)
         if len(chunks.unique()) < MIN_CHUNKS:

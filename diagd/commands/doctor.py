@@ -9,13 +9,14 @@ import platform
 import subprocess
 import time
 from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import psutil
 import torch
 
-from diagd.backends.devices import cpu_features, device_of, multiplies_bfloat16
+from diagd.backends.devices import cpu_features, device_of
 from diagd.backends.native.compiler import find_compiler
 from diagd.backends.native.library import cache_folder, candidates_tried, load_library, say_origin
 from diagd.backends.prepare import choose_dtype, time_candidates
@@ -51,6 +52,7 @@ def machine_facts() -> dict[str, Any]:
     if not instructions and level != "DEFAULT":
         instructions = [level]
     return {
+        "diagd": import_module("diagd").__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -115,25 +117,23 @@ def kernel_facts() -> dict[str, Any]:
 
 def choices(device: torch.device) -> dict[str, Any]:
     """Return what `auto` is for the bundled world, and why; on the CPU with what was timed."""
-    timed = []
+    config, timed = read_config(model_path(WORLD) / "config.json"), []
+    name, fastest = (choose_dtype(kind, device, config) for kind in ("auto", "fastest"))
     if device.type == "cuda":
         backend = "triton", "our Triton kernels, in captured steps"
         if (problem := why_not_on(device)) is not None:
             backend = "cuda-graph", f"captured steps of PyTorch's kernels; triton: {problem}"
-        dtype = "float32", "nothing here multiplies bfloat16 faster"
-        if multiplies_bfloat16(device):
-            dtype = "bfloat16", f"multiplied by {torch.cuda.get_device_name(device)}"
-        fastest = dtype[0]
+        why = "nothing here multiplies bfloat16 faster"
+        if name == "bfloat16":
+            why = f"multiplied by {torch.cuda.get_device_name(device)}"
     else:
-        config = read_config(model_path(WORLD) / "config.json")
         timed = time_candidates(config)
-        name, fastest = (choose_dtype(kind, device, config) for kind in ("auto", "fastest"))
         best = min((one for one in timed if one.dtype == name), key=lambda one: one.times.cost)
         backend = best.backend, "the fastest of the candidates in this type"
-        dtype = name, "bfloat16 where that takes a tenth less time than float32"
+        why = "bfloat16 where that takes a tenth less time than float32"
     return {
         "backend": {"name": backend[0], "why": backend[1]},
-        "dtype": {"name": dtype[0], "why": dtype[1]},
+        "dtype": {"name": name, "why": why},
         "fastest": fastest,
         "candidates": [
             {"backend": one.backend, "dtype": one.dtype, **one.times._asdict()} for one in timed
@@ -227,7 +227,7 @@ def _lines(report: dict[str, Any]) -> dict[str, str]:
     there = [name for name, missing in report["extras"].items() if not missing]
     lacking = [f"{name} ({', '.join(m)})" for name, m in report["extras"].items() if m]
     return {
-        "python": f"{machine['python']}, torch {machine['torch']}, {machine['system']}",
+        "python": "{python}, diagd {diagd}, torch {torch}, {system}".format(**machine),
         "processor": f"{machine['processor']}: {', '.join(machine['instructions']) or 'no SIMD'}",
         "threads": f"{machine['threads']} for {machine['cores_allowed']:g} cores; "
         f"others use {machine['used_by_others']:.0%}, "

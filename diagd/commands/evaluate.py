@@ -17,6 +17,7 @@ import os
 import random
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from itertools import cycle, islice
@@ -85,17 +86,16 @@ def choose_clips(clips: Path, num_clips: int | None, seed: int) -> list[str]:
     return [names[place] for place in sorted(places[:num_clips])]
 
 
-def clip_after(folder: Path, name: str) -> str:
-    """Return the clip of a folder that comes after this one by name, the first after the last."""
+def clips_after(folder: Path, name: str) -> list[str]:
+    """Return the other clips of a folder by name, those after this one first."""
     names = list(find_clips(folder))
     if len(names) < 2:
         raise ValueError(f"{folder} holds one clip only: another one is needed to compare with")
-    return names[(names.index(name) + 1) % len(names)]
+    place = names.index(name)
+    return names[place + 1 :] + names[:place]
 
 
 class Task(NamedTuple):
-    """One line to measure."""
-
     model: str  # its label
     strategy: str  # or baseline
     clip: str  # or prompt of an image
@@ -162,6 +162,13 @@ class ClipMeter:
         clip = file.read(min(max_frames, file.check(min_frames, *part)), *part)
         return replace(clip, frames=world.tokenizer.fit_frames(clip.frames, *world.frame_size_px))
 
+    def _another(self, model: str, name: str) -> Clip:
+        """Read the next clip of the folder; one that cannot be read is passed over."""
+        for other in clips_after(self.options.clips, name):
+            with suppress(ValueError, OSError):
+                return self._read(model, other)
+        raise ValueError(f"{name}: no other clip can be read to compare with")
+
     def __call__(self, task: Task) -> tuple[Record, Tensor | None]:
         """Measure a line; with it come its frames (T, H_px, W_px, 3) uint8 if they are kept."""
         record: Record = {"kind": "clip", **task._asdict()}
@@ -192,8 +199,7 @@ class ClipMeter:
             shown = tokenizer.decode(tokenizer.encode(clip.frames)).cpu()
             frames = shown[-1:].expand_as(truth) if options.revisit else shown[given:]
         elif name == CHANCE:
-            other = self._read(model, clip_after(options.clips, clip.name))
-            frames = other.frames[-1:].expand_as(truth)
+            frames = self._another(model, clip_name).frames[-1:].expand_as(truth)
         else:
             strategy = parse_strategy(name)
             if (model, name) not in self._warm:
@@ -274,13 +280,11 @@ class ClipMeter:
                 f"{model} sees {held} tokens at once and begins anew then, the clip takes "
                 f"{length}: fewer --frames can be priced"
             )
-        schedule = parse_strategy(strategy)
-        assert schedule.has_schedule
         nll = strategy_nll(
             world.model,
             tokens,
             actions,
-            schedule,
+            parse_strategy(strategy),
             given,
             prefix=tokens.new_tensor(world.config.prefix_ids)[None],
             row_ends=world.defaults.row_ends,
@@ -377,7 +381,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     count = options.num_clips if of_images else options.lengths.num_clips
     clips = choose_clips(options.clips, count, options.seed)
     if options.revisit:
-        clip_after(options.clips, clips[0])
+        clips_after(options.clips, clips[0])  # or there is no chance
     meter = ClipMeter(options, dtype)
     failed: dict[str, str] = {}
     loads_here = options.is_this_process  # else others load the models

@@ -257,7 +257,6 @@ COLUMNS = {
 
 
 def main(options: GenerateOptions) -> dict[str, Any]:
-    """Generate, write, report."""
     if options.prompts is not None and options.out is not None:
         return _continue_many(options, options.prompts, options.out)
     console = make_console()
@@ -316,7 +315,7 @@ def _run(
 
     runs: list[tuple[Strategy, GeneratedVideo]] = []
     expected = ""
-    size = min(timed, num_frames - 1) or step
+    size = min(timed, num_frames - step) or step
     if size < num_frames:
         generate(strategy, step)  # warms up
         sample = generate(strategy, size)

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from jinja2 import Environment, FileSystemLoader, select_autoescape
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from diagd.console import make_console
@@ -82,14 +82,11 @@ def write_side_by_side(path: Path, cells: dict[str, Tensor], fps: float) -> None
     blocks = []
     for label, frames in cells.items():
         large = frames.repeat_interleave(factor, dim=1).repeat_interleave(factor, dim=2)
-        wide_px = width_px * factor
-        figure = Figure(figsize=(wide_px / 100, LABEL_HEIGHT_PX / 100), dpi=100)
-        canvas = FigureCanvasAgg(figure)
-        figure.text(0.5, 0.5, label, ha="center", va="center", fontsize=9)
-        canvas.draw()
-        drawn = np.asarray(canvas.buffer_rgba())[:LABEL_HEIGHT_PX, :wide_px, :3]
-        head = torch.tensor(drawn).expand(len(large), -1, -1, -1)
-        blocks.append(torch.cat([head, large], dim=1))
+        head = Image.new("RGB", (width_px * factor, LABEL_HEIGHT_PX), "white")
+        middle = head.width / 2, head.height / 2
+        ImageDraw.Draw(head).text(middle, label, "black", anchor="mm", font_size=12)
+        above = torch.tensor(np.asarray(head)).expand(len(large), -1, -1, -1)
+        blocks.append(torch.cat([above, large], dim=1))
     moments = zip(*blocks, strict=False)  # as long as the shortest
     sheets = [contact_sheet(torch.stack(one), columns=min(len(cells), 3)) for one in moments]
     even_height, even_width = (size // 2 * 2 for size in sheets[0].shape[:2])
@@ -251,7 +248,7 @@ def example_sections(folder: Path, out: Path, groups: Groups, count: int) -> lis
 def main(options: ReportOptions) -> dict[str, Any]:
     """Write the files and return their names with the rows of the table."""
     results = read_results(options.results / RESULTS_FILE)
-    if not any(record["quality"] for record in results.clips):
+    if not any(record["quality"] and record["stats"] for record in results.clips):
         raise ValueError(f"{options.results / RESULTS_FILE} holds no measured clips yet")
     out = options.out or options.results
     figures = out / "figures"

@@ -1,10 +1,12 @@
 import pytest
 
+from diagd.backends.webgpu.model import WebGPUModel
 from diagd.benchmark import steps
 from diagd.benchmark.steps import slots_read
 from diagd.families.presets import PRESETS
 from diagd.models.config import ModelConfig
 from diagd.system import cpu_name, git_commit
+from tests.backends.webgpu.adapter import device
 from tests.models.tiny import KINDS, tiny_model
 from tests.worlds import HEIGHT, WIDTH, model_config
 
@@ -274,6 +276,7 @@ def test_a_model_that_is_no_llama_has_no_baseline(changes, bench):
             ("--strategy", "exact", "--steps", 5, "--baseline", "none"),
             r"steps skips most steps, of which exact needs every one",
         ),
+        (("--quick", "--backend", "native", "webgpu"), "webgpu runs whole frames: leave it out"),
         (("--grid", "4x3x5"), r"prompt and grid take 83 of 64 positions"),
     ],
 )
@@ -328,6 +331,26 @@ def test_strategies_can_be_sampled(bench):
     assert equal["sjd,lanes=8"] < 1
     cut = bench(*flags, "--top-p", 0.3, "--strategy", "exact,lanes=8")
     assert rows_of(cut)["exact,lanes=8"]["steps"] != rows["exact,lanes=8"]["steps"]
+
+
+def test_webgpu_runs_frames_in_one_submission_each_and_knows_no_time_of_a_step(bench, monkeypatch):
+    device()
+    submitted = []
+    original = WebGPUModel.submit
+
+    def counting(self, cache, batch):
+        submitted.append(len(batch.tasks))
+        original(self, cache, batch)
+
+    monkeypatch.setattr("diagd.backends.webgpu.model.TILES", (4,))  # of which one is compiled
+    monkeypatch.setattr(WebGPUModel, "submit", counting)
+    outcome = bench("--backend", "webgpu", "--baseline", "none", "-k", 2, "--context-frames", 1)
+    rows = rows_of(outcome)
+    assert {name: set(row) for name, row in rows.items()} == {"raster": KEYS, "k=2": KEYS}
+    # a warm-up and a repeat: a prompt, and two frames of 3 x 5 tokens
+    assert sorted(submitted) == sorted([1, 15, 15] * 2 + [1, 9, 9] * 2)
+    assert "speed (float32 webgpu)" in outcome.said
+    assert "limits" not in outcome.said
 
 
 def test_quick_is_raster_and_k_1_by_some_steps_and_rows_are_shown_as_they_come(bench):

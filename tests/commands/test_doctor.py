@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+import diagd
 from diagd.backends import prepare
 from diagd.backends.devices import dtype_of
 from diagd.commands import doctor
@@ -23,7 +24,7 @@ def test_the_document_holds_what_is_said(command):
     assert outcome.code == 0, outcome.err
     document = outcome.document
     facts, chosen = document["machine"], document["choices"]
-    assert facts["torch"] == torch.__version__
+    assert (facts["diagd"], facts["torch"]) == (diagd.__version__, torch.__version__)
     assert facts["threads"] == torch.get_num_threads()
     assert 0 < facts["memory_available_bytes"] < facts["memory_bytes"]
     assert facts["cores_allowed"] > 0
@@ -34,7 +35,8 @@ def test_the_document_holds_what_is_said(command):
     assert document["kernels"]["tried"]
     assert set(document["extras"]) == set(EXTRAS)
     assert (document["frames_per_second"], document["gpu"]) == ({}, None)
-    for text in (facts["python"], chosen["backend"]["why"], *document["warnings"]):
+    versions = f"{facts['python']}, diagd {facts['diagd']}, torch"
+    for text in (versions, chosen["backend"]["why"], *document["warnings"]):
         assert text in outcome.err
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import diagd
-from diagd.commands.evaluate import ClipMeter, clip_after
+from diagd.commands.evaluate import ClipMeter, choose_clips, clips_after
 from diagd.data.video import read_video
 from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.evaluation.results import BASELINES, read_results, unpack
@@ -407,7 +407,7 @@ def test_revisit_turns_away_and_back(evaluate, command, tmp_path, world, clips):
     )
     expected = psnr(video.frames, clip.frames[1:].expand_as(video.frames))
     assert record["quality"]["psnr"] == pytest.approx(expected.tolist())
-    other = find_clips(clips)[clip_after(clips, record["clip"])].read(2, 0, None, size)
+    other = find_clips(clips)[clips_after(clips, record["clip"])[0]].read(2, 0, None, size)
     expected = psnr(other.frames[1], clip.frames[1])
     assert records[1]["quality"]["psnr"] == [pytest.approx(expected.item())] * 7
     assert "left for 3, nothing for one, right for 3" in " ".join(outcome.document["notes"])
@@ -418,7 +418,27 @@ def test_revisit_turns_away_and_back(evaluate, command, tmp_path, world, clips):
     assert (tmp_path / "report" / "figures" / "revisit.png").is_file()
 
 
+def test_chance_is_the_next_clip_that_can_be_read(command, tmp_path, world):
+    """The next but one: between them is one without frames to speak of, and none was drawn."""
+    folder = write_clips(tmp_path / "mixed", count=4)
+    (drawn,) = choose_clips(folder, 1, 0)
+    bad, good, _ = clips_after(folder, drawn)
+    (folder / f"{bad}.mp4").write_bytes(b"no video")
+    flags = "--num-clips", 1, "--context-frames", 2, "--backend", "native", "--strategy", "k=1"
+    flags = "--model", world, "--clips", folder, *flags, "--revisit", 1, "--json"
+    outcome = command("evaluate", *flags, "--out", tmp_path / "out")
+    assert (outcome.code, outcome.document["failed"]) == (0, {})
+    chance = read_results(tmp_path / "out" / "results.jsonl").clips[1]
+    own, other = (read_video(folder / f"{name}.mp4").frames[1] for name in (drawn, good))
+    assert chance["quality"]["psnr"] == [pytest.approx(psnr(other, own).item())] * 3
+    for name in clips_after(folder, drawn):
+        (folder / f"{name}.mp4").write_bytes(b"no video")
+    outcome = command("evaluate", *flags, "--out", tmp_path / "alone")
+    assert outcome.code == 1
+    assert "no other clip can be read to compare with" in outcome.document["failed"][drawn]
+
+
 def test_chance_needs_another_clip(tmp_path):
     clips = write_clips(tmp_path / "one", count=1)
     with pytest.raises(ValueError, match="holds one clip only"):
-        clip_after(clips, "clip_0")
+        clips_after(clips, "clip_0")

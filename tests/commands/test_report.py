@@ -162,7 +162,8 @@ def test_bad_options_are_refused(flags, message, command):
 def test_results_without_clips_and_missing_videos_are_refused(command, tmp_path):
     path = write_lines(tmp_path / "results.jsonl", run_line())
     command("report", "--results", tmp_path).assert_refused("holds no measured clips yet")
-    write_lines(path, run_line(), clip_line("truth", "a"))
+    baselines = [clip_line(name, "a", (20.0,)) for name in ("reconstruction", "copy")]
+    write_lines(path, run_line(), clip_line("truth", "a"), *baselines)  # killed before raster
     command("report", "--results", tmp_path).assert_refused("holds no measured clips yet")
     assert not (tmp_path / "figures").exists()
     line = clip_line("raster", "a", (20.0,), steps=45) | {"video": "videos/gone.mp4"}

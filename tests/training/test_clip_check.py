@@ -4,7 +4,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from diagd.commands.check import WRONG_ROWS, check_clips
+from diagd.commands import check
+from diagd.commands.check import WRONG_ROWS, check_clips, row_timing
 from diagd.data.actions import ActionVocabulary, read_actions, write_actions
 from diagd.data.recorders.recording import RecordOptions, clip_paths, record
 from diagd.data.video import read_video, write_video
@@ -124,6 +125,26 @@ def test_rare_and_lonely_actions_are_noted(clips):
     assert one_action.notes[-1] == "only one action is ever used: nobody could steer this world"
     write_actions(paths[0], ["left"] * 3 + ["none"] * (FRAMES - 3))
     assert "used in less than 1% of the frames: left" in check_clips(clips).notes
+
+
+def test_two_frames_are_too_few_to_tell_and_no_warning(tmp_path):
+    write_video(tmp_path / "a.mp4", torch.randint(0, 256, (2, 32, 48, 3), dtype=torch.uint8), 10)
+    write_actions(tmp_path / "a.jsonl", ["none", "left"])
+    timing = check_clips(tmp_path).timing
+    assert timing is not None
+    assert (timing.found, timing.gains) == (None, {})
+
+
+def test_no_clip_is_so_long_that_the_next_one_shares_its_chunks(monkeypatch):
+    """Chunks of one frame each: 1001 of a clip and two of the next one are 1003."""
+    monkeypatch.setattr(check, "CHUNK_FRAMES", 1)
+    monkeypatch.setattr(check, "MIN_CHUNKS", 1003)
+    generator, lengths = torch.Generator().manual_seed(0), (1006, 7)  # 5 have not all the rows
+    movements = [torch.randn(length - 1, 3, generator=generator) for length in lengths]
+    actions = [torch.randint(2, (length,), generator=generator) for length in lengths]
+    assert row_timing(movements, actions).gains
+    monkeypatch.setattr(check, "MIN_CHUNKS", 1004)
+    assert not row_timing(movements, actions).gains
 
 
 def test_videos_alone_are_clips_without_actions(tmp_path):
