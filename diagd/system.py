@@ -128,6 +128,11 @@ def provenance(device: Any) -> dict[str, Any]:
     }
 
 
+def settings_of(options: Any) -> dict[str, str]:
+    """Format the fields of a script's options, without paths of this machine."""
+    return {n: str(value) for n, value in vars(options).items() if not isinstance(value, Path)}
+
+
 def git_commit(root: Path = _ROOT) -> str | None:
     """Return the commit of a checkout, with `-dirty` where files differ; None outside of one."""
     if not (root / ".git").exists():

@@ -44,7 +44,7 @@ from diagd.files import read_json_lines, replacing, write_text
 from diagd.metrics.frechet import frechet_distance
 from diagd.metrics.quality import frame_features, psnr
 from diagd.pipeline.generator import VideoGenerator
-from diagd.system import clip_fingerprint, fingerprint, provenance
+from diagd.system import clip_fingerprint, fingerprint, provenance, settings_of
 from diagd.training.options import parse_mixture
 from runs.acceptance_table import CONTEXTS, STRATEGIES, table
 
@@ -137,8 +137,7 @@ def main(options: Options) -> None:
     path = options.out / "acceptance.jsonl"
     cpu = torch.device("cpu")
     dtype = choose_dtype(options.dtype, cpu)
-    options = replace(options, dtype=dtype)
-    asked = {n: str(v) for n, v in vars(options).items() if not isinstance(v, Path)}
+    asked = settings_of(replace(options, dtype=dtype))
     for name in ("models", "scenarios"):
         del asked[name]
     here = sorted(folder.name[8:] for folder in options.data.glob("heldout_*"))

@@ -36,7 +36,7 @@ from diagd.families.checkpoints import model_path
 from diagd.files import write_json
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import model_scenes
-from diagd.system import provenance
+from diagd.system import provenance, settings_of
 from diagd.web.play.export import export
 from diagd.web.play.options import ExportWebOptions
 from diagd.web.play.session import Controls, Session, SessionLog
@@ -216,8 +216,7 @@ def main(options: Options) -> None:
         found = measure(browser, address, options)
         version = browser.version
         browser.close()
-    settings = {n: str(v) for n, v in vars(options).items() if not isinstance(v, Path)}
-    record = {**found, "chromium": version, **settings}
+    record = {**found, "chromium": version, **settings_of(options)}
     write_json(options.out, record | provenance(torch.device("cpu")), indent=1)
 
 

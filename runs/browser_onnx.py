@@ -51,7 +51,7 @@ from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import model_scenes
 from diagd.pipeline.world_folder import load_parts
-from diagd.system import provenance
+from diagd.system import provenance, settings_of
 from diagd.web.play.export import WORLD_FILE, pack, page_files
 from diagd.web.play.options import ExportWebOptions
 
@@ -276,8 +276,7 @@ def main(options: Options) -> None:
     tools = {"chromium": chromium, "onnxruntime": version("onnxruntime")}  # which quantized
     work = {"strategy": job["strategy"], "steps": num_steps, "slots": job["plan"]["ring"]}
     machine = provenance(torch.device("cpu"))
-    settings = {n: str(v) for n, v in vars(options).items() if not isinstance(v, Path)}
-    document = {"options": settings, **machine, **tools, **work, "rows": rows}
+    document = {"options": settings_of(options), **machine, **tools, **work, "rows": rows}
     print_rows(rows)
     if options.out is not None:
         write_json(options.out, document, indent=1)

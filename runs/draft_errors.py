@@ -39,7 +39,7 @@ from diagd.metrics.frechet import frechet_distance
 from diagd.metrics.quality import frame_features, psnr
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.prompts import seed_of
-from diagd.system import fingerprint, provenance
+from diagd.system import fingerprint, provenance, settings_of
 from diagd.training.options import parse_mixture
 
 SPANS = (8, 16, 32, 48, 64)  # frames of a dream that are one column of the table, up to these
@@ -107,7 +107,7 @@ def read_rows(
 
     The first line says what all rows depend on. Older rows do not say of which weights they are.
     """
-    settings = {n: str(v) for n, v in vars(options).items() if not isinstance(v, Path)}
+    settings = settings_of(options)
     for name in ("models", "num_clips", "minutes", "threads"):
         del settings[name]
     if not read_json_lines(path):

@@ -26,6 +26,7 @@ from diagd.decoding.teacher_forcing import (
 )
 from diagd.families.checkpoints import load_model
 from diagd.files import write_json, write_text
+from diagd.system import settings_of
 from diagd.tokenizers.shards import read_shards
 from diagd.training.loop import windows
 from diagd.training.setup import check_fit
@@ -106,8 +107,7 @@ def main(options: Options) -> None:
         {"strategy": name, "rule": variant, **gap_to_raster(cost, base)}
         for (name, variant), cost in nll.items()
     ]
-    settings = {n: str(v) for n, v in vars(options).items() if not isinstance(v, Path)}
-    document = {"options": settings, "rows": rows}
+    document = {"options": settings_of(options), "rows": rows}
     write_json(options.out / "gap_study.json", document, indent=1)
     table = [
         f"Nats a token above raster ({base.mean():.4f}), {options.clips} clips of "

@@ -31,7 +31,7 @@ from playwright.sync_api import Page, sync_playwright
 from websockets.sync.client import connect
 
 from diagd.files import replacing, write_json, write_text
-from diagd.system import provenance
+from diagd.system import provenance, settings_of
 from diagd.web.guard import listen, url_of
 from diagd.web.play.messages import unpack
 from diagd.web.play.server import PlayOptions, load
@@ -93,7 +93,7 @@ def main(options: Options) -> None:
             server.should_exit = True
             thread.join()
     document = {
-        "options": {n: str(v) for n, v in vars(options).items() if not isinstance(v, Path)},
+        "options": settings_of(options),
         **provenance(torch.device(options.device)),
         "rows": rows,
     }

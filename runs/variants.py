@@ -22,7 +22,7 @@ import tyro
 
 from diagd.backends.native.library import BUILT, PREBUILT, prebuilt_here
 from diagd.files import write_json
-from diagd.system import provenance
+from diagd.system import provenance, settings_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -56,8 +56,7 @@ def main(options: Options) -> None:
             found = bench(options, Path(scratch), path)
             rows += [{"variant": name, **row} for row in found]
             print(name, *found, sep="\n", file=sys.stderr)
-    settings = {n: str(v) for n, v in vars(options).items() if not isinstance(v, Path)}
-    told = {"options": settings, **provenance(torch.device("cpu"))}
+    told = {"options": settings_of(options), **provenance(torch.device("cpu"))}
     write_json(options.out / "variants.json", {**told, "rows": rows}, indent=1)
 
 

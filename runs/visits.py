@@ -29,7 +29,7 @@ from PIL import Image
 from websockets.sync.client import connect
 
 from diagd.files import write_json
-from diagd.system import provenance
+from diagd.system import provenance, settings_of
 from diagd.web.play.messages import unpack
 
 EVERY = 50  # visits between two readings
@@ -62,7 +62,7 @@ def main(options: Options) -> dict[str, Any]:
             server.terminate()
     settled = [held for visit, held in readings if visit >= options.warm_up]
     document = {
-        "options": {n: str(v) for n, v in vars(options).items() if not isinstance(v, Path)},
+        "options": settings_of(options),
         **provenance(torch.device("cpu")),
         "megabytes": readings,
         "growth": round(max(settled) / settled[0] - 1, 4),
