@@ -9,7 +9,7 @@ import torch
 from diagd.backends.devices import dtype_of, multiplies_bfloat16
 from diagd.backends.names import DTypeChoice
 from diagd.backends.prepare import choose_dtype
-from diagd.data.actions import ActionCodec
+from diagd.data.actions import ActionCodec, idle_action
 from diagd.families import checkpoints
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Checkpoint
@@ -166,10 +166,19 @@ def _card(found: Checkpoint, folder: Path, size_px: tuple[int, int], name: str) 
     config, codec, defaults = found.config, codec_of(found), found.family.defaults(found)
     weights = sum(weight.numel() for weight in found.weights.values())
     dtype = str(next(iter(found.weights.values())).dtype).removeprefix("torch.")
-    size, actions, given = "x".join(map(str, size_px)), "no actions", ""
-    if codec is not None:
-        actions = f"the actions {', '.join(codec.names)}"
-        given = f', "{codec.names[-1]}*{defaults.num_frames}"'
+    size, names = "x".join(map(str, size_px)), [] if codec is None else codec.names
+    goal, of = "dream.mp4", "video"
+    if not defaults.context_frames:
+        goal, of = "dream.png", "image"
+        what, given = "texts", 'text="a red house"'
+        if codec is not None:
+            classes = [name for name in names if name != idle_action(codec)]
+            what, given = f"{classes[0]} ... {classes[-1]}", f'actions="{classes[0]}"'
+        about = f"Makes images of {size} pixels from {what}."
+    else:
+        what = f"the actions {', '.join(names)}" if names else "no actions"
+        about = f"Goes on with video of {size} pixels at {defaults.fps:g} frames/s under {what}."
+        given = '"clip.mp4"' + (f', "{names[-1]}*{defaults.num_frames}"' if names else "")
     rows = {
         "transformer": f"{config.num_layers} layers, hidden size {config.hidden_size}, "
         f"{weights / 1e6:.2f}M weights in {dtype}",
@@ -191,19 +200,19 @@ def _card(found: Checkpoint, folder: Path, size_px: tuple[int, int], name: str) 
     curve = f"\n![Loss]({CURVE_FILE})\n" if (folder / CURVE_FILE).is_file() else ""
     return f"""---
 library_name: diagd
-tags: [world-model, autoregressive-video]
+tags: [world-model, autoregressive-{of}]
 ---
 
 # {name.rpartition("/")[2]}
 
-Goes on with video of {size} pixels at {defaults.fps:g} frames/s under {actions}.
+{about}
 
 ```python
 import diagd
 
 world = diagd.VideoGenerator.from_pretrained("{name}")
-video = world.generate("clip.mp4"{given})
-video.save("dream.mp4")
+{of} = world.generate({given})
+{of}.save("{goal}")
 ```
 
 | | |
