@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diagd.data.actions import ActionCodec, read_actions, split_actions
+from diagd.data.actions import ActionCodec, split_actions
 from diagd.data.video import read_video
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
 from diagd.decoding.teacher_forcing import in_sequence
@@ -71,22 +71,19 @@ def read_clip(
         read = clip_file.read(min(wanted + num_coming, clip_file.check(wanted)))
         between, coming = split_actions(read.actions, wanted)
         return Prompt(read.frames[:wanted], between, coming or [], float(read.fps), [])
-    notes: list[str] = []
-    actions = None
-    if codec is not None and (file := path.with_suffix(".jsonl")).is_file():
-        video = read_video(path)
-        actions = read_actions(file, codec, len(video.frames))
-    else:
-        stored_fps = float(clip_file.length()[1])
-        is_faster = stored_fps > model_fps * 1.01
-        video = read_video(path, last=wanted, fps=model_fps if is_faster else None)
-        if is_faster and len(video.frames) > 1:
-            notes.append(f"prompt has {stored_fps:g} frames/s: read at the model's {model_fps:g}")
-    count = min(wanted, len(video.frames))
-    count -= (count - 1) % frames_per_grid
-    if 1 < count < wanted:
-        notes.append(f"prompt has {count} frames: the model sees no more than these")
-    fps = float(video.fps) if len(video.frames) > 1 else model_fps
+    has_actions = codec is not None and path.with_suffix(".jsonl").is_file()
+    actions, notes = clip_file.actions() if has_actions else None, list[str]()
+    stored_fps = float(clip_file.length()[1])
+    is_faster = not has_actions and stored_fps > model_fps * 1.01
+    video = read_video(path, last=wanted, fps=model_fps if is_faster else None)
+    if is_faster and len(video.frames) > 1:
+        notes.append(f"prompt has {stored_fps:g} frames/s: read at the model's {model_fps:g}")
+    given = len(video.frames)
+    count = given - (given - 1) % frames_per_grid
+    if given > 1 and count < wanted:
+        seen = "no more than these" if count == given else f"the last {count}"
+        notes.append(f"prompt has {given} frames: the model sees {seen}")
+    fps = float(video.fps) if given > 1 else model_fps
     between = actions and actions[len(actions) - count + 1 :]
     return Prompt(video.frames[-count:], between, [], fps, notes)
 
