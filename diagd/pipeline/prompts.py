@@ -17,7 +17,6 @@ from diagd.decoding.schedule import SequenceLayout, TokenGrid
 from diagd.decoding.teacher_forcing import in_sequence
 from diagd.families.clip_files import ClipFile
 from diagd.metrics.quality import psnr
-from diagd.tokenizers.text import encode_text, read_embedding
 from diagd.tokenizers.vq import VideoTokenizer
 
 
@@ -112,28 +111,6 @@ def likeness_notes(tokenizer: VideoTokenizer, folder: Path, frame: Tensor) -> li
     ]
 
 
-def read_text(
-    text: str | None, encoder: Path | None, embedding: Path | None, size: int
-) -> Tensor | None:
-    """Encode a text for cross-attention of width `size`, (1, places, size); None if that is 0."""
-    if not size:
-        if (text, encoder, embedding) != (None, None, None):
-            raise ValueError("this model reads no text")
-        return None
-    if embedding is not None:
-        states = read_embedding(embedding)
-    elif text is not None and encoder is not None:
-        states = encode_text(text, encoder)
-    else:
-        raise ValueError(
-            "this model reads a text: give --text with --text-encoder FOLDER (T5), "
-            "or --text-embedding FILE"
-        )
-    if states.shape[2] != size:
-        raise ValueError(f"the model reads a text of width {size}, got {states.shape[2]}")
-    return states
-
-
 def seed_of(name: str, seed: int) -> int:
     """Return a clip's seed: the same under every strategy and whatever other clips there are."""
     return (zlib.crc32(name.encode()) + seed) % 2**31
@@ -185,10 +162,9 @@ def as_frames(given: Picture | Sequence[Picture] | None) -> Tensor:
 
 
 def prompt_tokens(
-    prefix: Sequence[int], grids: Tensor, actions: Tensor | None, num_seam_tokens: int = 0
+    prefix: Sequence[int], grids: Tensor, actions: Tensor, num_seam_tokens: int = 0
 ) -> Tensor:
     """Return (1, P): prefix, and grids (T, height, width) with actions (1, T, n) between them."""
-    actions = grids.new_empty(1, len(grids), 0) if actions is None else actions
     grid = TokenGrid(1, *grids.shape[1:])
     layout = SequenceLayout(grid, actions.shape[2], 1, num_seam_tokens=num_seam_tokens)
     frames = in_sequence(layout, actions, grids[None])

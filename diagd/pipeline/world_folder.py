@@ -1,6 +1,7 @@
 """Load the parts of a world from its folder, ours or a released checkpoint, and save them."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -133,9 +134,8 @@ class WorldSource:
     config: str | Path | None = None
     tokenizer: str | Path | None = None
 
-    @property
-    def folder(self) -> Path:
-        """The folder of its prompt and its scenes."""
+    @cached_property
+    def folder(self) -> Path:  # of its prompt and its scenes; the Hub may be asked for it
         path = checkpoints.model_path(self.name_or_path)
         return path if path.is_dir() else path.parent
 

@@ -78,7 +78,7 @@ def pack(options: WorldFlags) -> dict[str, bytes]:
     where = world.height, world.width, config.vocab_size, torch.device("cpu")
     play = Play(
         [(tokens[0], len(grids)) for tokens, grids in prompts],
-        torch.cat([ids[0] for ids in actions if ids is not None]),
+        torch.cat(actions)[:, 0],
         [one.schedule(grid) for one in strategies],
         world.window(context_frames)[0],
         ValidRanges.resolve(sampling.valid_range, *where),
