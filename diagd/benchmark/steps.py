@@ -158,7 +158,6 @@ class Stopwatch(ModelWrapper[CausalModel]):
         return timed
 
     def _now(self) -> Any:
-        """Return this moment, of the host or in a GPU's queue of kernels; waits for nothing."""
         if self.device.type == "cpu":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)

@@ -119,8 +119,7 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
 
     @property
     def of_images(self) -> bool:
-        """Whether models make images of the prompts in a file, rather than continue clips."""
-        return self.clips.is_file()
+        return self.clips.is_file()  # of prompts
 
     @property
     def lengths(self) -> Protocol:

@@ -219,3 +219,4 @@ class NativeModel(CausalModel):
         kind = getattr(cache, "kind", None)
         if kind != self._laid_out.cache_kind or cache.batch_size != batch:
             raise ValueError(f"cache must be made by this model for a batch of {batch}")
+
