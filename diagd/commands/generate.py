@@ -66,8 +66,7 @@ class PromptWorker:
         world.num_grids(self.num_frames)
         if options.context_frames and not world.defaults.context_frames:
             raise ValueError("this model makes images without a prompt: leave context_frames out")
-        self._folder = WorldSource(options.model).folder
-        self._provenance = provenance(self.device)
+        self._folder, self._provenance = WorldSource(options.model).folder, provenance(self.device)
         self._notes: list[str] = []
         self._actions = self._read_actions(options.actions)
         self._text = self._read_text()

@@ -249,8 +249,7 @@ def report_attention(options: AttentionOptions) -> dict[str, Any]:
     clips = [options.clips or WorldSource(options.model).folder / "prompt.mp4"]
     if clips[0].is_dir():
         clips = [clip.path for clip in find_clips(clips[0]).values()][: options.num_clips]
-    tokens = list[Tensor]()
-    num_frames = 1 + options.frame * world.tokenizer.temporal_compression
+    tokens, num_frames = list[Tensor](), 1 + options.frame * world.tokenizer.temporal_compression
     for clip in clips:
         scene = read_scene(clip, world, num_frames)
         if (found := len(scene.frames)) < num_frames:

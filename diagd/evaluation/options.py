@@ -200,8 +200,7 @@ class AttentionOptions:
     model: str = "doom"  # the bundled model, or a checkpoint folder
     clips: Path | None = None  # video or folder of videos, .jsonl beside; default: the model's own
     num_clips: int = 8  # of a folder, the first so many by name
-    # which frame, from 0; of a video the last FRAME + 1 are read, of a recording the first
-    frame: int = 1
+    frame: int = 1  # from 0; of a video the last FRAME + 1 are read, of a recording the first
     layer: int | None = None  # draw this layer's map; default: the mean of all
     head: int | None = None  # draw this head's map; default: the mean of all
     device: Device = "cpu"  # cpu, cuda, cuda:1

@@ -58,8 +58,7 @@ def file_name(text: str) -> str:
 
 def unique_name(text: str) -> str:
     """Make a label, strategy or clip a file name that no other one has."""
-    name = file_name(text)
-    return name if name == text else f"{name}-{zlib.crc32(text.encode()):08x}"
+    return text if (name := file_name(text)) == text else f"{name}-{zlib.crc32(text.encode()):08x}"
 
 
 def video_path(model: str, strategy: str, clip: str) -> str:

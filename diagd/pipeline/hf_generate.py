@@ -73,8 +73,8 @@ def custom_generate(
         if config.do_sample:
             names = "temperature", "top_k", "top_p"  # of the call's flags, or passed as processors
             drawn = {n: getattr(p, n) for p in logits_processor for n in names if hasattr(p, n)}
-            drawn.setdefault("temperature", 1.0)
-            sampling = SamplingOptions(**drawn, valid_range=valid_range)
+            temperature = drawn.pop("temperature", 1.0)
+            sampling = SamplingOptions(temperature, **drawn, valid_range=valid_range)
         decoder = wrapped = HuggingFaceModel(model)
         for processor in logits_processor:
             if isinstance(processor, _Guidance):

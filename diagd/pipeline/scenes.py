@@ -10,8 +10,6 @@ from diagd.data.video import IMAGE_SUFFIXES
 from diagd.families.clip_files import VIDEO_SUFFIXES, recording_formats
 from diagd.pipeline.generator import VideoGenerator
 
-SCENE_SUFFIXES = (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES)
-
 
 @dataclass(frozen=True, eq=False)
 class StartScene:
@@ -36,7 +34,8 @@ def folder_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> l
     return [
         read_scene(path, world, context_frames)
         for path in files
-        if path.suffix.lower() in SCENE_SUFFIXES and not path.name.startswith(".")
+        if path.suffix.lower() in (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES)
+        and not path.name.startswith(".")
     ]
 
 

@@ -10,7 +10,7 @@ import torch
 from diagd.backends.devices import dtype_of, multiplies_bfloat16
 from diagd.backends.names import DTypeChoice
 from diagd.backends.prepare import choose_dtype
-from diagd.data.actions import ActionCodec, idle_action
+from diagd.data.actions import ActionCodec
 from diagd.families import checkpoints
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Checkpoint
@@ -166,19 +166,16 @@ def _card(found: Checkpoint, folder: Path, size_px: tuple[int, int], name: str) 
     config, codec, defaults = found.config, codec_of(found), found.family.defaults(found)
     weights = sum(weight.numel() for weight in found.weights.values())
     dtype = str(next(iter(found.weights.values())).dtype).removeprefix("torch.")
-    size, names = "x".join(map(str, size_px)), [] if codec is None else codec.names
-    goal, of = "dream.mp4", "video"
-    if not defaults.context_frames:
-        goal, of = "dream.png", "image"
-        what, given = "texts", 'text="a red house"'
-        if codec is not None:
-            classes = [name for name in names if name != idle_action(codec)]
-            what, given = f"{classes[0]} ... {classes[-1]}", f'actions="{classes[0]}"'
-        about = f"Makes images of {size} pixels from {what}."
-    else:
+    size, names = "x".join(map(str, size_px)), codec.names if codec else []
+    if defaults.context_frames:
         what = f"the actions {', '.join(names)}" if names else "no actions"
         about = f"Goes on with video of {size} pixels at {defaults.fps:g} frames/s under {what}."
         given = '"clip.mp4"' + (f', "{names[-1]}*{defaults.num_frames}"' if names else "")
+        made, file = "video", "dream.mp4"
+    else:
+        what = f"{names[0]} ... {names[-2]}" if names else "texts"  # the last class is none
+        about, made, file = f"Makes images of {size} pixels from {what}.", "image", "dream.png"
+        given = f'actions="{names[0]}"' if names else 'text="a red house"'
     rows = {
         "transformer": f"{config.num_layers} layers, hidden size {config.hidden_size}, "
         f"{weights / 1e6:.2f}M weights in {dtype}",
@@ -200,7 +197,7 @@ def _card(found: Checkpoint, folder: Path, size_px: tuple[int, int], name: str) 
     curve = f"\n![Loss]({CURVE_FILE})\n" if (folder / CURVE_FILE).is_file() else ""
     return f"""---
 library_name: diagd
-tags: [world-model, autoregressive-{of}]
+tags: [world-model, autoregressive-{made}]
 ---
 
 # {name.rpartition("/")[2]}
@@ -211,8 +208,8 @@ tags: [world-model, autoregressive-{of}]
 import diagd
 
 world = diagd.VideoGenerator.from_pretrained("{name}")
-{of} = world.generate({given})
-{of}.save("{goal}")
+{made} = world.generate({given})
+{made}.save("{file}")
 ```
 
 | | |
