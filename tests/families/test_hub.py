@@ -138,6 +138,7 @@ def test_the_folder_of_a_download_is_asked_for_once(world, cache, monkeypatch):
     )
     assert [len(worker.read().frames) for _ in range(3)] == [4] * 3
     source = worker.world.source
+    assert source is not None
     assert source.folder is source.folder
     assert len(asked) <= 1
 
