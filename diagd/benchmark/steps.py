@@ -158,7 +158,6 @@ class Stopwatch(ModelWrapper[CausalModel]):
         return timed
 
     def _now(self) -> Any:
-        """Return this moment, of the host or in a GPU's queue of kernels; waits for nothing."""
         if self.device.type == "cpu":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -176,10 +175,12 @@ class Stopwatch(ModelWrapper[CausalModel]):
 
 def linear_parameters(config: ModelConfig) -> int:
     """Count the weights that every step multiplies with, the output layer included."""
-    attention = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    num_queries = config.num_heads * (2 if config.context_size else 1)  # a text's keys are kept
+    attention = (2 * num_queries + 2 * config.num_kv_heads) * config.head_dim
     mlp = (3 if config.mlp == "swiglu" else 2) * config.intermediate_size
     layers = config.num_layers * config.hidden_size * (attention + mlp)
-    return layers + config.hidden_size * config.vocab_size
+    head = config.hidden_size * config.head_size
+    return layers + head + (config.head_size or config.hidden_size) * config.vocab_size
 
 
 def slot_bytes(config: ModelConfig, cache_bytes: float) -> float:

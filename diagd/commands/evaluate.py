@@ -269,7 +269,7 @@ class ClipMeter:
         """Return the nats a token of a clip: all in all, by frame, by row and by column."""
         world, clip = self.world(model), self.clip(model, clip_name)
         tokens = world.tokenizer.encode(clip.frames.to(world.model.device))[None]
-        actions = world.action_ids(clip.actions, len(clip.frames), "frame")
+        actions = world.action_ids(clip.actions, tokens.shape[1], "frame")
         step = world.tokenizer.temporal_compression
         given = 1 + (self.options.lengths.context_frames - 1) // step
         length = world.config.prefix_length + tokens.numel() - world.config.num_leading

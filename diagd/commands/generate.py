@@ -35,9 +35,10 @@ from diagd.flags import output_file
 from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.options import MANY_VIDEOS, ONE_VIDEO, GenerateOptions
-from diagd.pipeline.prompts import Prompt, likeness_notes, read_text, seed_of
+from diagd.pipeline.prompts import Prompt, likeness_notes, seed_of
 from diagd.pipeline.world_folder import WorldSource
 from diagd.system import fingerprint, only_writer, provenance, refuse_other_run
+from diagd.tokenizers.text import encode_text, read_embedding
 from diagd.workers import do_tasks
 
 # Paths, whose files may have moved; of a model its contents count.
@@ -65,7 +66,7 @@ class PromptWorker:
         world.num_grids(self.num_frames)
         if options.context_frames and not world.defaults.context_frames:
             raise ValueError("this model makes images without a prompt: leave context_frames out")
-        self._provenance = provenance(self.device)
+        self._folder, self._provenance = WorldSource(options.model).folder, provenance(self.device)
         self._notes: list[str] = []
         self._actions = self._read_actions(options.actions)
         self._text = self._read_text()
@@ -73,19 +74,34 @@ class PromptWorker:
             raise ValueError("images is for a model that makes single images: leave it out")
 
     def _read_text(self) -> str | Tensor | None:
-        options, world = self.options, self.world
-        encoded = options.text_encoder, options.text_embedding
-        if world.text is None:
-            states = read_text(options.text, *encoded, world.config.context_size)
-            return None if states is None else states.to(self.device)
-        if encoded != (None, None):
+        options, size = self.options, self.world.config.context_size
+        text, encoder, embedding = options.text, options.text_encoder, options.text_embedding
+        if self.world.text is not None:
+            if (encoder, embedding) != (None, None):
+                raise ValueError(
+                    "this model has a text tokenizer of its own: leave text_encoder and "
+                    "text_embedding out"
+                )
+            if text is None:
+                hint = 'give --text, such as "a house"'
+                raise ValueError(f"this model makes images from texts: {hint}")
+            return text
+        if not size:
+            if (text, encoder, embedding) != (None, None, None):
+                raise ValueError("this model reads no text")
+            return None
+        if embedding is not None:
+            states = read_embedding(embedding)
+        elif text is not None and encoder is not None:
+            states = encode_text(text, encoder)
+        else:
             raise ValueError(
-                "this model has a text tokenizer of its own: leave text_encoder and "
-                "text_embedding out"
+                "this model reads a text: give --text with --text-encoder FOLDER (T5), "
+                "or --text-embedding FILE"
             )
-        if options.text is None:
-            raise ValueError('this model makes images from texts: give --text, such as "a house"')
-        return options.text
+        if states.shape[2] != size:
+            raise ValueError(f"the model reads a text of width {size}, got {states.shape[2]}")
+        return states.to(self.device)
 
     def _read_actions(self, asked: str | None) -> list[str]:
         """Read actions from a jsonl file, or from text whose last one goes on to the end."""
@@ -112,7 +128,7 @@ class PromptWorker:
 
     def read(self, path: Path | None = None) -> Prompt:
         """Read a prompt, by default the world's own, with one coming action for each frame."""
-        folder, codec = WorldSource(self.options.model).folder, self.world.vocabulary
+        folder, codec = self._folder, self.world.vocabulary
         own = folder / "prompt.mp4" if self.world.defaults.context_frames else None
         if path is None and own and not own.is_file():
             raise FileNotFoundError(f"no {own} to go on from: give --prompt")

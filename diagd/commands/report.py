@@ -41,8 +41,8 @@ from diagd.evaluation.results import (
     RESULTS_FILE,
     Record,
     Results,
-    file_name,
     read_results,
+    unique_name,
 )
 from diagd.files import save_figure, write_text
 
@@ -235,10 +235,10 @@ def example_sections(folder: Path, out: Path, groups: Groups, count: int) -> lis
                 cells[record["strategy"]] = frames
                 several = len(models) > 1 and record["strategy"] != "truth"
                 strip[f"{model}\n{record['strategy']}" if several else record["strategy"]] = frames
-            path = f"videos/{file_name(clip)}_{file_name(model)}.mp4"
+            path = f"videos/{unique_name(clip)}_{unique_name(model)}.mp4"
             write_side_by_side(out / path, cells, records[0]["fps"])
             videos[path] = f"{model}: {', '.join(cells)}"
-        picture = f"figures/{file_name(clip)}.png"
+        picture = f"figures/{unique_name(clip)}.png"
         write_strip(out / picture, strip)
         figures = {picture: "Frames after the given ones, the same times in every row."}
         sections.append(Section(f"Example {clip}", figures=figures, videos=videos))

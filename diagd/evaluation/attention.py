@@ -21,13 +21,13 @@ from torch import Tensor
 from diagd.console import make_console, print_table
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.evaluation.options import AttentionOptions
-from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import find_clips
 from diagd.files import save_figure, write_json
 from diagd.models.attention import LayerMasks, MaskKernel, attend
 from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import read_scene
+from diagd.pipeline.world_folder import WorldSource
 
 # layer, first query, probabilities (B, heads, L, M) float32 of L queries over the tokens [0, M)
 Sink = Callable[[int, int, Tensor], None]
@@ -246,10 +246,10 @@ def report_attention(options: AttentionOptions) -> dict[str, Any]:
             "attention is measured without a text, in sequences that begin with a frame, which "
             f"those of {options.model} do not"
         )
-    clips = [options.clips or model_path(options.model) / "prompt.mp4"]
+    clips = [options.clips or WorldSource(options.model).folder / "prompt.mp4"]
     if clips[0].is_dir():
         clips = [clip.path for clip in find_clips(clips[0]).values()][: options.num_clips]
-    tokens, num_frames = list[Tensor](), options.frame + 1  # the last ones of each clip
+    tokens, num_frames = list[Tensor](), 1 + options.frame * world.tokenizer.temporal_compression
     for clip in clips:
         scene = read_scene(clip, world, num_frames)
         if (found := len(scene.frames)) < num_frames:

@@ -48,7 +48,6 @@ class Column:
 
     @property
     def titled(self) -> str:
-        """The heading, with an arrow that points to better values."""
         return self.heading + {"higher": "↑", "lower": "↓", None: ""}[self.better]
 
 
@@ -115,7 +114,7 @@ class Table:
 
 QUALITY = ("psnr", "ssim", "lpips")
 DISTANCES = ("fvd", "tfd")
-RESAMPLES = 10_000
+RESAMPLES, AT_ONCE = 10_000, 100  # bounds the memory
 LEVEL = 0.95
 
 Groups = dict[tuple[str, str], dict[str, Record]]  # (model, strategy) -> clip -> its line
@@ -140,8 +139,10 @@ def bootstrap_interval(values: NDArray[np.float64]) -> list[float] | None:
     """Return the 95% interval of the mean of (N,) values; None of fewer than two."""
     if len(values) < 2:
         return None
-    draws = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
-    return np.quantile(values[draws].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+    generator, size = np.random.default_rng(0), (AT_ONCE, len(values))
+    draws = (generator.integers(len(values), size=size) for _ in range(RESAMPLES // AT_ONCE))
+    means = np.concatenate([values[draw].mean(axis=1) for draw in draws])
+    return np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
 
 
 def mean_and_interval(name: str, values: ArrayLike) -> dict[str, Any]:
@@ -236,7 +237,6 @@ def distance_of(
 
 
 def _speed(clips: dict[str, Record]) -> dict[str, float | None]:
-    """Return medians over clips of speed, and how often a token was fed for each that came out."""
     decoded = [record for record in clips.values() if record["stats"]]
     names = ("num_steps", "frames_per_second", "tokens_per_second")
     values = {name: [record["stats"][name] for record in decoded] for name in names}
@@ -319,10 +319,9 @@ def _eight(clips: dict[str, Record], truth: dict[str, Record], frames: slice) ->
 
 
 def _features(clips: dict[str, Record], frames: slice) -> NDArray[np.float32]:
-    """Return the (N, D) features of some frames of all clips, N being 0 where there are none."""
     packed = (record["features"].get("tfd") for record in clips.values())
     found = [unpack(features)[frames] for features in packed if features]
-    return np.concatenate(found) if found else np.empty((0, 0), np.float32)
+    return np.concatenate(found) if found else np.empty((0, 0), np.float32)  # (N, D)
 
 
 def _revisit_columns(name: str, digits: int) -> tuple[Column, ...]:

@@ -119,8 +119,7 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
 
     @property
     def of_images(self) -> bool:
-        """Whether models make images of the prompts in a file, rather than continue clips."""
-        return self.clips.is_file()
+        return self.clips.is_file()  # of prompts
 
     @property
     def lengths(self) -> Protocol:
@@ -201,7 +200,7 @@ class AttentionOptions:
     model: str = "doom"  # the bundled model, or a checkpoint folder
     clips: Path | None = None  # video or folder of videos, .jsonl beside; default: the model's own
     num_clips: int = 8  # of a folder, the first so many by name
-    frame: int = 1  # which frame, from 0; of a clip, the first FRAME + 1 are read
+    frame: int = 1  # from 0; of a video the last FRAME + 1 are read, of a recording the first
     layer: int | None = None  # draw this layer's map; default: the mean of all
     head: int | None = None  # draw this head's map; default: the mean of all
     device: Device = "cpu"  # cpu, cuda, cuda:1

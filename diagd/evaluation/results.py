@@ -15,6 +15,7 @@ tokenizer), `copy` (of the last context frame).
 import base64
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,9 +56,14 @@ def file_name(text: str) -> str:
     return re.sub(r"[^\w.,=+-]+", "_", text).lstrip(".") or "_"
 
 
+def unique_name(text: str) -> str:
+    """Make a label, strategy or clip a file name that no other one has."""
+    return text if (name := file_name(text)) == text else f"{name}-{zlib.crc32(text.encode()):08x}"
+
+
 def video_path(model: str, strategy: str, clip: str) -> str:
     """Return where a video lies, relative to the folder of results."""
-    return "/".join(("videos", file_name(model), file_name(strategy), f"{file_name(clip)}.mp4"))
+    return f"videos/{unique_name(model)}/{unique_name(strategy)}/{unique_name(clip)}.mp4"
 
 
 def read_results(path: Path) -> Results:

@@ -107,14 +107,13 @@ class Lpips:
         return torch.cat(distances).cpu()
 
     def _maps(self, frames: Tensor) -> list[Tensor]:
-        """Return the unit-length feature maps (T, C, h, w) of each layer that is read."""
         x = frames.to(self._device).movedim(-1, 1).float() / 127.5 - 1
         x = (x - x.new_tensor(_SHIFT).view(3, 1, 1)) / x.new_tensor(_SCALE).view(3, 1, 1)
         maps = []
         for place, layer in enumerate(self._features):
             x = layer(x)
             if place in self._network.compared:
-                maps.append(x / (x.norm(dim=1, keepdim=True) + 1e-10))
+                maps.append(x / (x.norm(dim=1, keepdim=True) + 1e-10))  # (T, C, h, w)
         return maps
 
 

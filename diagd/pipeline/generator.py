@@ -241,7 +241,7 @@ class VideoGenerator:
             if coming is not None and self.vocabulary is not None:
                 num_frames = len(as_actions(coming, self.vocabulary))
         num_grids = self.num_grids(num_frames)
-        ids = [self.action_ids(coming, num_frames, "generated frame") for _, coming, _ in rows]
+        ids = [self.action_ids(coming, num_grids, "generated frame") for _, coming, _ in rows]
         prompts, tokens, contexts = self._read_rows(rows)
         if (said := self.read_text(text, torch.cat(contexts))) is not None:
             contexts = [picture[:0] for picture in contexts]
@@ -259,7 +259,7 @@ class VideoGenerator:
             self.guided(guidance, said),
             tokens,
             strategy,
-            torch.cat([row for row in ids if row is not None]) if self.vocabulary else None,
+            torch.cat(ids),
             context_frames=num_context,
             sampling=self.sampling(sampling),
             seed=seed,
@@ -313,6 +313,8 @@ class VideoGenerator:
                 clip = self.read_prompt(clip, between)
                 for note in clip.notes:
                     logger.warning(note)
+            elif between is not None:
+                raise ValueError("a prompt that was read has its context_actions: leave them out")
             prompts.append(clip)
         lengths = dict.fromkeys(len(prompt.frames) for prompt in prompts)
         if len(lengths) > 1:
@@ -499,24 +501,21 @@ class VideoGenerator:
             return none.view(1, 0), none
         grids = self.tokenizer.encode(frames.to(self.model.device))
         ids = self.action_ids(context_actions, len(grids) - 1, "context frame after the first")
-        if ids is not None:
-            ids = torch.cat([self._idle_ids(), ids], 1)
+        ids = torch.cat([self._idle_ids(), ids], 1)
         return prompt_tokens(self.config.prefix_ids, grids, ids, self.config.num_seam_tokens), grids
 
     def _idle_ids(self) -> Tensor:
-        assert self.vocabulary is not None
-        ids = self.action_ids([idle_action(self.vocabulary)], 1, "frame")
-        assert ids is not None
-        return ids
+        idle = None if self.vocabulary is None else [idle_action(self.vocabulary)]
+        return self.action_ids(idle, 1, "frame")
 
-    def action_ids(self, actions: Actions | None, count: int, what: str) -> Tensor | None:
-        """Return (1, count, num_tokens) ids of `actions`, or None for a model without actions.
+    def action_ids(self, actions: Actions | None, count: int, what: str) -> Tensor:
+        """Return (1, count, num_tokens) ids of `actions`, no tokens for a model without actions.
 
         ValueError for not `count` actions, one for each `what`, or one that the model has not.
         """
         codec, names = self.vocabulary, self._named(actions, count)
         if codec is None or names is None:
-            return None
+            return torch.empty(1, count, 0, dtype=torch.int64, device=self.model.device)
         if len(names) != count:
             raise ValueError(f"expected {count} actions, one for each {what}, got {len(names)}")
         local = torch.tensor([codec.tokens_of(name) for name in names], dtype=torch.int64)

@@ -55,12 +55,14 @@ def custom_generate(
         input_ids: Tensor,
         logits_processor: LogitsProcessorList,
         generation_config: GenerationConfig,
-        **_: Any,
+        **inputs: Any,  # a parameter that is named here is passed twice
     ) -> Tensor:
         config = generation_config
         foreign = [type(p).__name__ for p in logits_processor if not isinstance(p, _UNDERSTOOD)]
         if foreign:
             raise ValueError(f"diagonal decoding knows no logits processors, got {foreign}")
+        if (mask := inputs.get("attention_mask")) is not None and not mask.all():
+            raise ValueError("prompts must be of one length, got one with masked tokens")
         new_tokens = schedule.grid.num_tokens + (0 if actions is None else actions[0].numel())
         if (given := config.max_new_tokens or new_tokens) < new_tokens:
             raise ValueError(f"the schedule writes {new_tokens} tokens, got max_new_tokens={given}")
@@ -69,8 +71,10 @@ def custom_generate(
                 raise ValueError(f"{name} must be 1, got {getattr(config, name)}")
         sampling = SamplingOptions(valid_range=valid_range)
         if config.do_sample:
-            temperature = 1.0 if config.temperature is None else config.temperature
-            sampling = SamplingOptions(temperature, config.top_k or None, config.top_p, valid_range)
+            names = "temperature", "top_k", "top_p"  # of the call's flags, or passed as processors
+            drawn = {n: getattr(p, n) for p in logits_processor for n in names if hasattr(p, n)}
+            temperature = drawn.pop("temperature", 1.0)
+            sampling = SamplingOptions(temperature, **drawn, valid_range=valid_range)
         decoder = wrapped = HuggingFaceModel(model)
         for processor in logits_processor:
             if isinstance(processor, _Guidance):
@@ -91,7 +95,6 @@ def custom_generate(
 
 
 def _guided(model: HuggingFaceModel, prompt: Tensor, processor: _Guidance) -> GuidedModel:
-    """Read guidance from its processor, whose negative prompt stands for the whole prompt."""
     given = processor.unconditional_context
     unconditional, mask = given["input_ids"], given["attention_mask"]
     if mask is not None and not mask.all():

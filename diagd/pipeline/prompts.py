@@ -11,13 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diagd.data.actions import ActionCodec, read_actions, split_actions
+from diagd.data.actions import ActionCodec, split_actions
 from diagd.data.video import read_video
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
 from diagd.decoding.teacher_forcing import in_sequence
 from diagd.families.clip_files import ClipFile
 from diagd.metrics.quality import psnr
-from diagd.tokenizers.text import encode_text, read_embedding
 from diagd.tokenizers.vq import VideoTokenizer
 
 
@@ -71,22 +70,19 @@ def read_clip(
         read = clip_file.read(min(wanted + num_coming, clip_file.check(wanted)))
         between, coming = split_actions(read.actions, wanted)
         return Prompt(read.frames[:wanted], between, coming or [], float(read.fps), [])
-    notes: list[str] = []
-    actions = None
-    if codec is not None and (file := path.with_suffix(".jsonl")).is_file():
-        video = read_video(path)
-        actions = read_actions(file, codec, len(video.frames))
-    else:
-        stored_fps = float(clip_file.length()[1])
-        is_faster = stored_fps > model_fps * 1.01
-        video = read_video(path, last=wanted, fps=model_fps if is_faster else None)
-        if is_faster and len(video.frames) > 1:
-            notes.append(f"prompt has {stored_fps:g} frames/s: read at the model's {model_fps:g}")
-    count = min(wanted, len(video.frames))
-    count -= (count - 1) % frames_per_grid
-    if 1 < count < wanted:
-        notes.append(f"prompt has {count} frames: the model sees no more than these")
-    fps = float(video.fps) if len(video.frames) > 1 else model_fps
+    has_actions = codec is not None and path.with_suffix(".jsonl").is_file()
+    actions, notes = clip_file.actions() if has_actions else None, list[str]()
+    stored_fps = float(clip_file.length()[1])
+    is_faster = not has_actions and stored_fps > model_fps * 1.01
+    video = read_video(path, last=wanted, fps=model_fps if is_faster else None)
+    if is_faster and len(video.frames) > 1:
+        notes.append(f"prompt has {stored_fps:g} frames/s: read at the model's {model_fps:g}")
+    given = len(video.frames)
+    count = given - (given - 1) % frames_per_grid
+    if given > 1 and count < wanted:
+        seen = "no more than these" if count == given else f"the last {count}"
+        notes.append(f"prompt has {given} frames: the model sees {seen}")
+    fps = float(video.fps) if given > 1 else model_fps
     between = actions and actions[len(actions) - count + 1 :]
     return Prompt(video.frames[-count:], between, [], fps, notes)
 
@@ -113,28 +109,6 @@ def likeness_notes(tokenizer: VideoTokenizer, folder: Path, frame: Tensor) -> li
         "the world has learned nothing that looks like this picture, which may dissolve soon "
         f"(its tokens keep {kept[0]:.0f} dB of it, {kept[1]:.0f} dB of its own prompt)"
     ]
-
-
-def read_text(
-    text: str | None, encoder: Path | None, embedding: Path | None, size: int
-) -> Tensor | None:
-    """Encode a text for cross-attention of width `size`, (1, places, size); None if that is 0."""
-    if not size:
-        if (text, encoder, embedding) != (None, None, None):
-            raise ValueError("this model reads no text")
-        return None
-    if embedding is not None:
-        states = read_embedding(embedding)
-    elif text is not None and encoder is not None:
-        states = encode_text(text, encoder)
-    else:
-        raise ValueError(
-            "this model reads a text: give --text with --text-encoder FOLDER (T5), "
-            "or --text-embedding FILE"
-        )
-    if states.shape[2] != size:
-        raise ValueError(f"the model reads a text of width {size}, got {states.shape[2]}")
-    return states
 
 
 def seed_of(name: str, seed: int) -> int:
@@ -188,10 +162,9 @@ def as_frames(given: Picture | Sequence[Picture] | None) -> Tensor:
 
 
 def prompt_tokens(
-    prefix: Sequence[int], grids: Tensor, actions: Tensor | None, num_seam_tokens: int = 0
+    prefix: Sequence[int], grids: Tensor, actions: Tensor, num_seam_tokens: int = 0
 ) -> Tensor:
     """Return (1, P): prefix, and grids (T, height, width) with actions (1, T, n) between them."""
-    actions = grids.new_empty(1, len(grids), 0) if actions is None else actions
     grid = TokenGrid(1, *grids.shape[1:])
     layout = SequenceLayout(grid, actions.shape[2], 1, num_seam_tokens=num_seam_tokens)
     frames = in_sequence(layout, actions, grids[None])

@@ -7,9 +7,8 @@ from pathlib import Path
 from torch import Tensor
 
 from diagd.data.video import IMAGE_SUFFIXES
+from diagd.families.clip_files import VIDEO_SUFFIXES, recording_formats
 from diagd.pipeline.generator import VideoGenerator
-
-SCENE_SUFFIXES = (".mp4", ".webm", ".mkv", ".mov", *IMAGE_SUFFIXES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,14 +34,16 @@ def folder_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> l
     return [
         read_scene(path, world, context_frames)
         for path in files
-        if path.suffix.lower() in SCENE_SUFFIXES and not path.name.startswith(".")
+        if path.suffix.lower() in (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES)
+        and not path.name.startswith(".")
     ]
 
 
 def read_scene(path: Path, world: VideoGenerator, context_frames: int) -> StartScene:
-    """Read frames to go on from; where there are several, the actions are in a file beside."""
+    """Read frames to go on from; where a video has several, the actions are in a file beside."""
     prompt = world.read_prompt(path, context_frames=context_frames)
-    if prompt.context_actions and not (file := path.with_suffix(".jsonl")).is_file():
+    file, holds_actions = path.with_suffix(".jsonl"), path.suffix.lower() in recording_formats()
+    if prompt.context_actions and not (holds_actions or file.is_file()):
         raise FileNotFoundError(f"action file not found: {file}")
     name = path.stem.replace("-", " ").replace("_", " ")
     fps = Fraction(prompt.fps).limit_denominator(1001)

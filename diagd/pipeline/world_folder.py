@@ -1,6 +1,7 @@
 """Load the parts of a world from its folder, ours or a released checkpoint, and save them."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -145,9 +146,8 @@ class WorldSource:
     config: str | Path | None = None
     tokenizer: str | Path | None = None
 
-    @property
-    def folder(self) -> Path:
-        """The folder of its prompt and its scenes."""
+    @cached_property
+    def folder(self) -> Path:  # of its prompt and its scenes; the Hub may be asked for it
         path = checkpoints.model_path(self.name_or_path)
         return path if path.is_dir() else path.parent
 
@@ -178,10 +178,16 @@ def _card(found: Checkpoint, folder: Path, size_px: tuple[int, int], name: str) 
     config, codec, defaults = found.config, codec_of(found), found.family.defaults(found)
     weights = sum(weight.numel() for weight in found.weights.values())
     dtype = str(next(iter(found.weights.values())).dtype).removeprefix("torch.")
-    size, actions, given = "x".join(map(str, size_px)), "no actions", ""
-    if codec is not None:
-        actions = f"the actions {', '.join(codec.names)}"
-        given = f', "{codec.names[-1]}*{defaults.num_frames}"'
+    size, names = "x".join(map(str, size_px)), codec.names if codec else []
+    if defaults.context_frames:
+        what = f"the actions {', '.join(names)}" if names else "no actions"
+        about = f"Goes on with video of {size} pixels at {defaults.fps:g} frames/s under {what}."
+        given = '"clip.mp4"' + (f', "{names[-1]}*{defaults.num_frames}"' if names else "")
+        made, file = "video", "dream.mp4"
+    else:
+        what = f"{names[0]} ... {names[-2]}" if names else "texts"  # the last class is none
+        about, made, file = f"Makes images of {size} pixels from {what}.", "image", "dream.png"
+        given = f'actions="{names[0]}"' if names else 'text="a red house"'
     rows = {
         "transformer": f"{config.num_layers} layers, hidden size {config.hidden_size}, "
         f"{weights / 1e6:.2f}M weights in {dtype}",
@@ -203,19 +209,19 @@ def _card(found: Checkpoint, folder: Path, size_px: tuple[int, int], name: str) 
     curve = f"\n![Loss]({CURVE_FILE})\n" if (folder / CURVE_FILE).is_file() else ""
     return f"""---
 library_name: diagd
-tags: [world-model, autoregressive-video]
+tags: [world-model, autoregressive-{made}]
 ---
 
 # {name.rpartition("/")[2]}
 
-Goes on with video of {size} pixels at {defaults.fps:g} frames/s under {actions}.
+{about}
 
 ```python
 import diagd
 
 world = diagd.VideoGenerator.from_pretrained("{name}")
-video = world.generate("clip.mp4"{given})
-video.save("dream.mp4")
+{made} = world.generate({given})
+{made}.save("{file}")
 ```
 
 | | |

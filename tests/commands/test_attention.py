@@ -2,11 +2,13 @@ import json
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from diagd.data.video import read_video, write_video
 from diagd.families.checkpoints import save_model
+from tests.golden import FIXTURES
 from tests.worlds import model_config, random_model, smooth_frames, write_world
 
 
@@ -75,6 +77,26 @@ def test_a_clip_without_its_actions_is_refused(attention, tmp_path):
     clip = tmp_path / "clip.mp4"
     write_video(clip, torch.zeros(3, 24, 40, 3, dtype=torch.uint8), fps=8)
     attention("--clips", clip).assert_refused("clip.jsonl")
+
+
+def test_recordings_have_their_actions_in_them(attention, tmp_path):
+    (tmp_path / "clips").mkdir()
+    for seed in range(2):
+        images = smooth_frames(4, 128, 128, seed).movedim(-1, 1).numpy()
+        actions = np.full((4, 16), 5, dtype=np.float32)
+        actions[:, :12] = 0
+        np.savez(tmp_path / "clips" / f"{seed}.npz", images=images, actions=actions)
+    done = attention("--model", FIXTURES / "wham_tiny", "--clips", tmp_path / "clips")
+    assert done.code == 0, done.err
+    assert done.document["clips"] == ["0.npz", "1.npz"]
+
+
+def test_the_prompt_of_a_model_named_by_its_file_is_beside_it(attention, tmp_path):
+    folder = shutil.copytree(FIXTURES / "mineworld_tiny_v256", tmp_path / "model")
+    write_video(folder / "prompt.mp4", smooth_frames(2, 224, 384), fps=8)
+    (folder / "prompt.jsonl").write_text('{"action": "none"}\n' * 2)
+    done = attention("--model", folder / "model.ckpt")
+    assert done.code == 0, done.err
 
 
 def test_a_model_that_reads_a_text_is_refused(attention, tmp_path):

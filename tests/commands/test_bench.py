@@ -1,10 +1,12 @@
 import pytest
+import torch
 
 from diagd.backends.webgpu.model import WebGPUModel
 from diagd.benchmark import steps
-from diagd.benchmark.steps import slots_read
+from diagd.benchmark.steps import linear_parameters, slots_read
 from diagd.families.presets import PRESETS
 from diagd.models.config import ModelConfig
+from diagd.models.transformer import Transformer
 from diagd.system import cpu_name, git_commit
 from tests.backends.webgpu.adapter import device
 from tests.models.tiny import KINDS, tiny_model
@@ -201,6 +203,19 @@ def test_the_parts_of_a_step_make_up_the_step(bench):
         assert row["capture_seconds"] == 0
         if backend == "native":
             assert 0 < parts["linears"] + parts["attention"] < parts["forward"]
+
+
+@pytest.mark.parametrize("name", ["cosmos-5b", "iris", "janus-pro-1b", "mc-ar-300m", "wham-200m"])
+def test_the_weights_counted_are_those_that_a_step_multiplies_with(name):
+    config = PRESETS[name]
+    with torch.device("meta"):
+        model = Transformer(config)
+    once = ("cross_attn.k_proj", "cross_attn.v_proj")  # of a text, before the first step
+    modules = {name: one for name, one in model.named_modules() if not name.endswith(once)}
+    linears = [one.weight for one in modules.values() if isinstance(one, torch.nn.Linear)]
+    if config.tie_embeddings:
+        linears.append(model.model.embed_tokens.weight)
+    assert linear_parameters(config) == sum(weight.numel() for weight in linears)
 
 
 def test_sliding_layers_read_no_more_than_their_window():

@@ -63,6 +63,22 @@ def test_every_file_the_page_and_the_markdown_name_is_there(report):
     assert "<script" not in page
 
 
+def test_clips_whose_names_look_alike_keep_their_pictures(tmp_path):
+    lines = [run_line("tiny")]
+    for seed, clip in enumerate(("a/b", "a_b")):
+        line = clip_line("raster", clip, (20.0, 21.0, 22.0), steps=45)
+        line["video"] = video_path("tiny", "raster", clip)
+        path = tmp_path / line["video"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_video(path, smooth_frames(3, HEIGHT_PX, WIDTH_PX, seed), fps=8)
+        lines.append(line)
+    write_lines(tmp_path / "results.jsonl", *lines)
+    main(ReportOptions(tmp_path, tmp_path / "out"))
+    for kind, written in (("videos", "*.mp4"), ("figures", "a_b*.png")):
+        files = [path.read_bytes() for path in (tmp_path / "out" / kind).glob(written)]
+        assert len(set(files)) == 2
+
+
 def test_labels_are_escaped(report):
     page = (report / "report.html").read_text()
     assert "tuned &lt;k=1&gt;" in page

@@ -103,4 +103,9 @@ def test_tokens_are_packed_as_narrow_as_they_fit(largest, kind):
 def test_any_name_makes_a_path_inside_the_folder():
     assert video_path("doom", "k=1,d=24", "clip_7") == "videos/doom/k=1,d=24/clip_7.mp4"
     strange = video_path("../up/ft model", "k=1/predecessor", "a/b")
-    assert strange == "videos/_up_ft_model/k=1_predecessor/a_b.mp4"
+    assert strange == "videos/_up_ft_model-c8b5bcfe/k=1_predecessor-dcdb9142/a_b-07f4401c.mp4"
+
+
+def test_names_that_look_alike_are_files_of_their_own():
+    names = ["a/b", "a_b", "a b", ".a_b", "a:b"]
+    assert len({video_path("doom", "k=1", name) for name in names}) == len(names)

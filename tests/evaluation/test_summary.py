@@ -1,4 +1,5 @@
 import random
+import tracemalloc
 from statistics import fmean, quantiles
 
 import numpy as np
@@ -22,6 +23,18 @@ def test_the_interval_is_that_of_the_percentile_bootstrap():
     assert [low, high] == pytest.approx([first, last], abs=0.05 * (last - first))
     assert bootstrap_interval(values) == [low, high]
     assert bootstrap_interval(values[:1]) is None
+
+
+def test_the_interval_of_many_values_takes_little_memory():
+    values = np.random.default_rng(3).gamma(2.0, size=1501)
+    whole = np.random.default_rng(0).integers(1501, size=(10_000, 1501))
+    expected = np.quantile(values[whole].mean(axis=1), [(1 - 0.95) / 2, (1 + 0.95) / 2]).tolist()
+    tracemalloc.start()
+    try:
+        assert bootstrap_interval(values) == expected  # to the bit
+        assert tracemalloc.get_traced_memory()[1] < whole.nbytes / 10
+    finally:
+        tracemalloc.stop()
 
 
 def test_rows_hold_means_and_paired_differences_to_raster_of_the_same_clips():

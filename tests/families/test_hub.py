@@ -11,7 +11,10 @@ import torch
 from huggingface_hub import constants
 
 import diagd
+from diagd.commands.generate import PromptWorker
+from diagd.families import checkpoints
 from diagd.families.checkpoints import is_repository, model_path
+from diagd.pipeline.options import GenerateOptions
 from tests.worlds import WALK
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
@@ -124,6 +127,20 @@ def test_what_is_pushed_is_what_is_loaded(world, hub, cache, monkeypatch, comman
     monkeypatch.chdir(tmp_path)
     outcome = command("generate", "--model", "user/maze", "--frames", 2, "--json")
     assert (outcome.code, (tmp_path / "dream.mp4").exists()) == (0, True)
+
+
+def test_the_folder_of_a_download_is_asked_for_once(world, cache, monkeypatch):
+    keep(cache, "user/maze", files_of(world))
+    worker = PromptWorker(GenerateOptions("user/maze", frames=2))
+    asked, download = [], checkpoints.snapshot_download
+    monkeypatch.setattr(
+        checkpoints, "snapshot_download", lambda name: asked.append(name) or download(name)
+    )
+    assert [len(worker.read().frames) for _ in range(3)] == [4] * 3
+    source = worker.world.source
+    assert source is not None
+    assert source.folder is source.folder
+    assert len(asked) <= 1
 
 
 def test_a_folder_of_that_name_comes_first(cache, tmp_path, monkeypatch):

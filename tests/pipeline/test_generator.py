@@ -357,6 +357,13 @@ def test_actions_that_do_not_fit_are_refused(actions, between, message, generato
         generator.generate(context, actions, 2, context_actions=between)
 
 
+def test_actions_between_frames_of_a_prompt_that_was_read_are_refused(generator, world):
+    prompt = generator.read_prompt(world / "prompt.mp4")
+    for ask in (generator.generate, generator.stream):
+        with pytest.raises(ValueError, match="a prompt that was read has its context_actions"):
+            ask(prompt, "left", context_actions="left*3")
+
+
 def test_a_strategy_that_does_not_fit_is_refused(generator, context):
     with pytest.raises(ValueError, match=r"row_lag must be in \[1, width=5\], got 6"):
         generator.generate(context, WALK, 3, context_actions=BETWEEN, strategy="k=6")

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 import diagd
 from tests import oracles
@@ -90,6 +91,16 @@ def test_the_generation_config_says_how_to_sample(flags, sampling, llama, prompt
     assert torch.equal(sequence[:, 4:], out.tokens.flatten(1))
 
 
+def test_a_processor_that_is_passed_wins_over_the_config(llama, prompt):
+    custom = diagd.custom_generate(diagd.DiagonalSchedule.spatial(GRID), context_frames=0, seed=9)
+    passed = LogitsProcessorList([TemperatureLogitsWarper(0.7), TopKLogitsWarper(5)])
+    flags = {"do_sample": True, "top_k": 0}
+    ours = generate(llama, prompt, custom, logits_processor=passed, **flags)
+    told = generate(llama, prompt, custom, **flags | {"temperature": 0.7, "top_k": 5})
+    assert torch.equal(ours, told)
+    assert not torch.equal(ours, generate(llama, prompt, custom, **flags))
+
+
 @pytest.mark.parametrize("negative_length", [None, 1, 6])
 def test_guidance_flags_write_what_generate_writes_with_them(negative_length, llama, prompt):
     flags = {"guidance_scale": 2.0, "max_new_tokens": 30, "do_sample": False}
@@ -127,6 +138,10 @@ NEGATIVE = {"guidance_scale": 2.0, "negative_prompt_ids": torch.zeros(2, 140, dt
         (
             {**NEGATIVE, "negative_prompt_attention_mask": torch.eye(2, 140)},
             "negative prompts must be of one length, got one with masked tokens",
+        ),
+        (
+            {"attention_mask": torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])},
+            "prompts must be of one length, got one with masked tokens",
         ),
         ({"repetition_penalty": 1.5}, r"knows no logits processors, got \['RepetitionPenaltyLog"),
         ({"do_sample": True, "min_p": 0.1}, r"knows no logits processors, got \['MinPLogitsWarper"),

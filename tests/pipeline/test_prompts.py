@@ -9,6 +9,7 @@ import diagd
 from diagd.data.actions import write_actions
 from diagd.data.video import read_video, resize, save_frames, write_image, write_video
 from diagd.families.checkpoints import model_path
+from diagd.pipeline import prompts
 from diagd.pipeline.prompts import as_frames, is_batch, likeness_notes, seed_of
 from tests.worlds import HEIGHT_PX, PROMPT_ACTIONS, WIDTH_PX, smooth_frames, write_world
 
@@ -112,6 +113,37 @@ def test_without_actions_the_idle_one_stands_between_and_fast_clips_are_slowed(g
     prompt = generator.read_prompt(tmp_path / "clip.mp4")
     assert torch.equal(prompt.frames, read_video(tmp_path / "clip.mp4").frames[-4:])
     assert (prompt.context_actions, prompt.notes) == (["left"] * 3, [])
+
+
+def test_of_a_clip_with_actions_only_the_context_is_kept(generator, tmp_path, monkeypatch):
+    write_video(tmp_path / "clip.mp4", smooth_frames(30, HEIGHT_PX, WIDTH_PX), fps=8)
+    actions = ["left", "right", "none"] * 10
+    write_actions(tmp_path / "clip.jsonl", actions)
+    kept = []
+    monkeypatch.setattr(
+        prompts, "read_video", lambda *a, **k: kept.append(read_video(*a, **k)) or kept[0]
+    )
+    prompt = generator.read_prompt(tmp_path / "clip.mp4")
+    assert [len(video.frames) for video in kept] == [4]
+    assert torch.equal(prompt.frames, read_video(tmp_path / "clip.mp4").frames[-4:])
+    assert prompt.context_actions == actions[-3:]
+
+
+@pytest.mark.parametrize(
+    ("stored", "seen", "note"),
+    [
+        (17, 17, None),
+        (15, 9, "prompt has 15 frames: the model sees the last 9"),
+        (9, 9, "prompt has 9 frames: the model sees no more than these"),
+        (8, 1, "prompt has 8 frames: the model sees the last 1"),
+        (1, 1, None),
+    ],
+)
+def test_a_short_clip_of_joined_frames_is_noted_as_it_is_seen(stored, seen, note, tmp_path):
+    write_video(tmp_path / "clip.mp4", smooth_frames(stored, HEIGHT_PX, WIDTH_PX), fps=8)
+    prompt = prompts.read_clip(tmp_path / "clip.mp4", None, 17, 0, 8, frames_per_grid=8)
+    assert len(prompt.frames) == seen
+    assert prompt.notes == ([] if note is None else [note])
 
 
 def test_one_frame_takes_no_note(generator, tmp_path):

@@ -71,12 +71,11 @@ def pack(options: WorldFlags) -> dict[str, bytes]:
         raise ValueError(f"strategy {strategy} has no schedule: a browser decodes by schedules")
     strategies = list(dict.fromkeys([*offered(world), strategy]))
     prompts = [world.prompt(scene.frames, scene.actions) for scene in scenes]
-    actions = [world.action_ids([name], 1, "frame") for name in codec.names]
     sampling, grid = controls.sampling(world), TokenGrid(1, world.height, world.width)
     where = world.height, world.width, config.vocab_size, torch.device("cpu")
     play = Play(
         [(tokens[0], len(grids)) for tokens, grids in prompts],
-        torch.cat([ids[0] for ids in actions if ids is not None]),
+        world.action_ids(codec.names, len(codec.names), "frame")[0],
         [one.schedule(grid) for one in strategies],
         world.window(context_frames)[0],
         ValidRanges.resolve(sampling.valid_range, *where),

@@ -147,6 +147,11 @@ def test_weights_in_several_files_and_a_folder_of_ours_make_the_same_image(
     assert len(list(sharded.glob("*.safetensors"))) > 1
     assert command("convert", sharded, tmp_path / "ours").code == 0
     world.save_pretrained(tmp_path / "saved")
+    card = (tmp_path / "saved" / "README.md").read_text()
+    assert "pixels from texts.\n" in card
+    code = card.split("```")[1].removeprefix("python")
+    exec(code.replace("dream.png", str(tmp_path / "dream.png")), {})
+    assert (tmp_path / "dream.png").is_file()
     expected = world.generate(text=TEXT)
     for path in (sharded, tmp_path / "ours", tmp_path / "saved"):
         image = diagd.VideoGenerator.from_pretrained(path).generate(text=TEXT)

@@ -68,6 +68,16 @@ def test_several_images_follow_from_several_classes(world):
     assert torch.equal(tokens[0], expected(207, GUIDANCE))
 
 
+def test_the_card_shows_how_to_make_an_image(world, tmp_path):
+    world.save_pretrained(tmp_path / "saved")
+    card = (tmp_path / "saved" / "README.md").read_text()
+    assert "\nMakes images of 32x32 pixels from class 0 ... class 999.\n" in card
+    assert len(card) < 1000
+    code = card.split("```")[1].removeprefix("python")
+    exec(code.replace("dream.png", str(tmp_path / "dream.png")), {})
+    assert (tmp_path / "dream.png").is_file()
+
+
 def test_what_does_not_fit_is_refused(world, released, command):
     outcome = command("play", "--model", released, "--port", 0)
     outcome.assert_refused("makes single images, so there is nothing to play: diagd generate")

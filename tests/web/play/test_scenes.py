@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from diagd.data.actions import write_actions
-from diagd.data.video import read_video, write_image, write_video
+from diagd.data.video import read_video, save_frames, write_image, write_video
 from diagd.families.checkpoints import model_path
 from diagd.pipeline.scenes import folder_scenes, model_scenes
 from tests.worlds import HEIGHT_PX, NAMES, PROMPT_ACTIONS, WIDTH_PX, smooth_frames
@@ -27,6 +27,16 @@ def test_clips_and_images_of_a_folder_are_scenes_in_order_of_their_names(generat
     assert clip.frames.shape == (3, HEIGHT_PX, WIDTH_PX, 3)
     assert (clip.actions, clip.fps) == (NAMES[2:], 8)
     assert image.fps == generator.defaults.fps == 8.75  # of the world: a picture has no pace
+
+
+def test_a_clip_in_any_container_is_a_scene(generator, tmp_path):
+    frames = smooth_frames(2, HEIGHT_PX, WIDTH_PX)
+    save_frames(tmp_path / "a.gif", frames, 8)
+    write_video(tmp_path / "b.m4v", frames, 8)
+    for name in ("a", "b"):
+        write_actions(tmp_path / f"{name}.jsonl", NAMES[:2])
+    scenes = folder_scenes(tmp_path, generator, 2)
+    assert [(scene.name, len(scene.frames)) for scene in scenes] == [("a", 2), ("b", 2)]
 
 
 def test_a_clip_without_its_actions_is_refused(generator, tmp_path):
