@@ -6,11 +6,11 @@ from collections.abc import Iterable
 EXTRAS = {  # as in pyproject.toml, by the names of the modules
     "doom": ("vizdoom",),
     "gym": ("gymnasium",),
-    "metrics": ("torchmetrics", "matplotlib", "PIL"),
+    "web": ("fastapi", "uvicorn", "websockets", "PIL"),
+    "metrics": ("torchmetrics", "matplotlib", "PIL"),  # matplotlib brings the last
     "scale": ("ray",),
     "train": ("accelerate", "matplotlib"),
     "webgpu": ("wgpu",),
-    "web": ("fastapi", "uvicorn", "websockets", "PIL"),
 }
 
 

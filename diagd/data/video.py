@@ -165,10 +165,11 @@ def contact_sheet(frames: Tensor, columns: int = 5, gap_px: int = 4) -> Tensor:
 
 
 def save_frames(path: str | Path, frames: Tensor, fps: Rate) -> None:
-    """Write frames as .mp4 (H.264), .gif or .webp (both loop), or .png: five side by side."""
+    """Write frames as .mp4 (H.264), .gif or .webp (both loop), or .png: one, or five side by side."""
     check_suffix(path)
     suffix, frames = Path(path).suffix.lower(), frames.cpu()
-    pictures = contact_sheet(frames)[None] if suffix == ".png" else frames
+    is_sheet = suffix == ".png" and len(frames) > 1
+    pictures = contact_sheet(frames)[None] if is_sheet else frames
     write_bytes(path, encode_video(pictures, fps, suffix[1:]))
 
 

@@ -47,6 +47,8 @@ def test_one_frame_is_enough(suffix, tmp_path):
 def test_a_picture_has_the_frames_side_by_side_and_a_video_is_a_video(tmp_path):
     save_frames(tmp_path / "a.png", FRAMES, 10)
     assert torch.equal(read_video(tmp_path / "a.png").frames[0], contact_sheet(FRAMES, columns=5))
+    save_frames(tmp_path / "b.png", FRAMES[:1], 10)
+    assert torch.equal(read_video(tmp_path / "b.png").frames, FRAMES[:1])
     save_frames(tmp_path / "a.mp4", FRAMES, 8.75)
     video = read_video(tmp_path / "a.mp4")
     assert (len(video.frames), video.fps) == (7, Fraction(35, 4))

@@ -49,7 +49,7 @@ float highest(const float* scores, int n) {
   return total == total ? peak : total;
 }
 
-// Bit i says whether number i of 16 is at least `bar`.
+// Bit i says whether number i of WIDTH is at least `bar`.
 uint32_t at_least(const float* numbers, float bar) {
 #if defined(__AVX512F__)
   return _mm512_cmp_ps_mask(_mm512_loadu_ps(numbers), _mm512_set1_ps(bar), _CMP_GE_OQ);

@@ -1,7 +1,7 @@
 // A world that plays in a browser: prompts, frames and pictures, on the kernels' own step.
 //
 // The file of a world is an image of these records, pointers counted from its beginning, and a list
-// of where they stand (diagd/web/play/export.py writes it). The plans in it are those of
+// of where they stand (diagd/backends/native/wasm.py writes it). The plans in it are those of
 // diagd/decoding/schedule.py; the stream does as that of diagd/decoding/engine.py.
 #include <cstdlib>
 #include <limits>
@@ -319,7 +319,7 @@ EXPORT(serve) void serve(int thread) {
 #endif
 }
 
-// Takes the file of a world, which stays where it is: 8 bytes a pointer behind `size`.
+// Takes the file of a world, which stays where it is: 4 bytes a pointer behind `size`.
 EXPORT(open_world) int open_world(uint8_t* file, uint32_t size) {
   World* w = (World*)file;
   if (size < sizeof(World) || w->magic != MAGIC) return DAMAGED;
