@@ -9,7 +9,6 @@ import pickle
 import re
 import struct
 import warnings
-import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -65,7 +64,7 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
 # Raised by damaged pickles: what Python's documentation names, and what mutated files led to: a
 # foreign persistent id asserts, an extension code is a ValueError, a huge memo index a MemoryError.
 UNPICKLING_ERRORS = (
-    *(pickle.UnpicklingError, struct.error, zipfile.BadZipFile, AssertionError, AttributeError),
+    *(pickle.UnpicklingError, struct.error, AssertionError, AttributeError),
     *(EOFError, LookupError, MemoryError, OverflowError, RuntimeError, TypeError, ValueError),
 )
 
@@ -146,9 +145,9 @@ def read_torch_file(path: str | Path) -> dict[str, Any]:
 
 
 def _read_archive(path: Path) -> Any:
-    with zipfile.ZipFile(path) as archive:
-        if any(name.endswith("/constants.pkl") for name in archive.namelist()):
-            raise _RefusedFileError("a TorchScript program, expected a checkpoint with weights")
+    # torch.load runs programs; Python's zipfile may find other names in an archive than torch does
+    if "constants.pkl" in torch._C.PyTorchFileReader(str(path)).get_all_records():
+        raise _RefusedFileError("a TorchScript program, expected a checkpoint with weights")
     # weights_only=True refuses objects such as the hyper-parameters of Lightning's files. Without
     # it `_Unpickler` decides what every name stands for, or ends the reading.
     return torch.load(path, "cpu", pickle_module=_PickleModule, weights_only=False, mmap=True)

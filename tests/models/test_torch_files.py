@@ -106,12 +106,40 @@ def test_an_old_style_pickle_is_refused(tmp_path):
 
 def test_a_torchscript_program_is_no_checkpoint(tmp_path):
     with zipfile.ZipFile(tmp_path / "model.pt", "w") as archive:
-        archive.writestr("archive/constants.pkl", b"")
-        archive.writestr("archive/data.pkl", b"")
+        for name in ("constants.pkl", "data.pkl", "version"):
+            archive.writestr(f"archive/{name}", b"3")
     with pytest.raises(
         ValueError, match=r"model\.pt: a TorchScript program, expected a checkpoint"
     ):
         read_torch_file(tmp_path / "model.pt")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_program_hidden_from_pythons_zipfile_does_not_run(tmp_path):
+    """Python takes the directory just before an archive's end, torch the one that the end names."""
+    victim, path = tmp_path / "pwned", tmp_path / "model.pt"
+    program = torch.jit.script(torch.nn.Module())
+    program.define(f"""
+        def __getstate__(self):
+            return self.training
+        def __setstate__(self, state: bool):
+            torch.save(state, {str(victim)!r})
+            self.training = state
+    """)
+    torch.jit.save(program, tmp_path / "program.pt")
+    with zipfile.ZipFile(tmp_path / "program.pt") as source, zipfile.ZipFile(path, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+    content = path.read_bytes()
+    end = content.rindex(b"PK\5\6")
+    directory = content[int.from_bytes(content[end + 16 : end + 20], "little") : end]
+    hiding = directory.replace(b"/constants.pkl", b"/constants_pkl")
+    path.write_bytes(content[:end] + hiding + content[end:])
+    with pytest.raises(
+        ValueError, match=r"model\.pt: a TorchScript program, expected a checkpoint"
+    ):
+        read_torch_file(path)
+    assert not victim.exists()
 
 
 def test_something_else_than_a_dict_is_refused(tmp_path):
