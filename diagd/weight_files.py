@@ -9,6 +9,7 @@ import pickle
 import re
 import struct
 import warnings
+import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -64,7 +65,7 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
 # Raised by damaged pickles: what Python's documentation names, and what mutated files led to: a
 # foreign persistent id asserts, an extension code is a ValueError, a huge memo index a MemoryError.
 UNPICKLING_ERRORS = (
-    *(pickle.UnpicklingError, struct.error, AssertionError, AttributeError),
+    *(pickle.UnpicklingError, struct.error, zipfile.BadZipFile, AssertionError, AttributeError),
     *(EOFError, LookupError, MemoryError, OverflowError, RuntimeError, TypeError, ValueError),
 )
 
@@ -148,6 +149,9 @@ def _read_archive(path: Path) -> Any:
     # torch.load runs programs; Python's zipfile may find other names in an archive than torch does
     if "constants.pkl" in torch._C.PyTorchFileReader(str(path)).get_all_records():
         raise _RefusedFileError("a TorchScript program, expected a checkpoint with weights")
+    with zipfile.ZipFile(path) as archive:  # of what is compressed, nothing can be mapped
+        if any(part.compress_type for part in archive.infolist()):
+            raise _RefusedFileError("a compressed archive, expected one as torch.save writes it")
     # weights_only=True refuses objects such as the hyper-parameters of Lightning's files. Without
     # it `_Unpickler` decides what every name stands for, or ends the reading.
     return torch.load(path, "cpu", pickle_module=_PickleModule, weights_only=False, mmap=True)

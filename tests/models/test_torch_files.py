@@ -114,6 +114,19 @@ def test_a_torchscript_program_is_no_checkpoint(tmp_path):
         read_torch_file(tmp_path / "model.pt")
 
 
+def test_an_archive_that_was_packed_again_is_refused_as_compressed(tmp_path):
+    """Its parts would be taken for weights as they are, without being unpacked."""
+    path = tmp_path / "model.pt"
+    with (
+        zipfile.ZipFile(FIXTURES / "cosmos_tiny_a" / "model.pt") as source,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+    with pytest.raises(ValueError, match=r"model\.pt: a compressed archive, expected one as torch"):
+        read_torch_file(path)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_program_hidden_from_pythons_zipfile_does_not_run(tmp_path):
     """Python takes the directory just before an archive's end, torch the one that the end names."""
