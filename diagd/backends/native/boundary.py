@@ -162,7 +162,7 @@ def check_space(buffers: Buffers, ranges: ValidRanges, vocab: int) -> None:
 def check_lanes(lanes: Tensor, batch: int) -> None:
     """Raise ValueError unless these are lanes (8, L) in memory, each field in one piece."""
     _check_int64(lanes=lanes)
-    fits = lanes.ndim == 2 and lanes.shape[0] == 8 and lanes.stride(1) == 1
+    fits = lanes.ndim == 2 and lanes.shape[0] == 8 and 1 in (lanes.shape[1], lanes.stride(1))
     _check_shapes(
         fits and 0 < batch * lanes.shape[1] <= MAX_ROWS,
         f"lanes must be (8, L), fields in one piece, with B * L from 1 to {MAX_ROWS}",

@@ -12,8 +12,10 @@ from diagd.backends.native import boundary
 from diagd.backends.native.model import NativeModel
 from diagd.backends.prepare import prepare
 from diagd.decoding.engine import Lanes, Step
+from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.model import Buffers, ModelWrapper
 from diagd.decoding.sampling import Draw, SamplingOptions, ValidRanges
+from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.models.attention import SlotRule
 from tests.models.feeding import feed
 from tests.models.tiny import random_tokens, tiny_model
@@ -183,6 +185,13 @@ def test_a_fused_step_out_of_range_writes_no_token(field, wrong):
     with pytest.raises(ValueError, match="out of range"):
         run(lanes, 5)
     assert not tokens.any()
+
+
+def test_a_step_of_one_lane_is_fused_whatever_its_stride():
+    """As of a stream of a single token, whose table of lanes is (8, 1)."""
+    native, schedule = NativeModel(tiny_model()), DiagonalSchedule.raster(TokenGrid(1, 1, 1))
+    out = generate_tokens(native, random_tokens(2, 1), schedule)
+    assert out.tokens.shape == (2, 1, 1, 1)
 
 
 @pytest.mark.parametrize(
