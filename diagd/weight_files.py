@@ -237,9 +237,16 @@ def check_fit(
             if name in weights and weights[name].shape != tensor.shape
         ],
         "non-float": [name for name in weights if not weights[name].is_floating_point()],
+        # a pickle may claim any size of a few numbers
+        "expanded, negated or sparse": [name for name in weights if not _is_plain(weights[name])],
     }
     if misfits := name_tensors(problems):
         raise ValueError(f"{where}: does not fit {described_by}: {misfits}")
+
+
+def _is_plain(weight: Tensor) -> bool:
+    is_dense = weight.layout == torch.strided and not weight.is_neg()
+    return is_dense and weight.nbytes <= weight.untyped_storage().nbytes()
 
 
 def assign_weights(

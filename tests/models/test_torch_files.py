@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch._utils import _rebuild_tensor_v2
 
+from diagd.families.checkpoints import empty_model, find_model
 from diagd.weight_files import Record, read_torch_file, read_weights, tensors_of, write_weights
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -153,6 +154,25 @@ def test_a_program_hidden_from_pythons_zipfile_does_not_run(tmp_path):
     ):
         read_torch_file(path)
     assert not victim.exists()
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight: weight[:1, :1].clone().expand(2**24, 64),  # 4 GiB of one number
+        torch._neg_view,
+    ],
+)
+def test_weights_that_are_not_in_the_file_as_they_are_are_refused(change, is_old, tmp_path):
+    source, path = FIXTURES / "cosmos_tiny_a", tmp_path / "model.pt"
+    shutil.copyfile(source / "config.json", tmp_path / "config.json")
+    weights, name = read_torch_file(source / "model.pt"), "model.tok_embeddings.weight"
+    weights[name] = change(weights[name])
+    torch.save(weights, path, _use_new_zipfile_serialization=not is_old)
+    message = r"1 expanded, negated or sparse tensor: model\.embed_tokens\.weight$"
+    with pytest.raises(ValueError, match=message):
+        empty_model(find_model(path))
 
 
 def test_something_else_than_a_dict_is_refused(tmp_path):
