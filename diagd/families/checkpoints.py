@@ -160,6 +160,8 @@ def _read_released(path: Path, config: Path | None) -> Checkpoint:
         raise ValueError(f"{path}: several checkpoints ({names}): name the one you mean")
     file = files[0]
     source = _read_source(file, config)
+    if {"num_heads", "grid_width"} <= source.side.keys():  # another family would be read into it
+        raise ValueError(f"{file}: beside a config of ours, weights are named {WEIGHTS_FILE}")
     for family in table.FAMILIES:
         is_one = any(name in source.tensors for name in family.signature) and family.fits(source)
         if is_one and family.convert:

@@ -76,6 +76,18 @@ def test_another_config_file_can_be_given(folder, tmp_path):
     assert load_model(folder, config=tmp_path / "side.json").config.num_layers == 2
 
 
+@pytest.mark.parametrize("kind", ["llama", "llamagen"])
+@pytest.mark.parametrize("name", ["mine.safetensors", "model.ckpt"])
+def test_weights_of_our_config_under_another_name_are_of_no_family(kind, name, tmp_path):
+    """A model of LlamaGen was read as one of MineWorld, with other heads and positions."""
+    save_model(tiny_model(**KINDS[kind]), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    (torch.save if name.endswith("ckpt") else save_file)(weights, tmp_path / name)
+    with pytest.raises(ValueError, match=rf"{name}: beside a config of ours, .* model.safetensors"):
+        load_model(tmp_path / name)
+
+
 @pytest.mark.parametrize("kind", ["world", "llamagen"])
 def test_the_weights_of_our_folder_named_alone_are_ours(kind, folder, tmp_path):
     """Their names are a LLaMA's, for which MineWorld would be asked: of other rotary positions."""
