@@ -1,5 +1,6 @@
 """A world as an environment of Gymnasium: one episode, or several side by side as one batch."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ except ModuleNotFoundError as error:
 World = VideoGenerator | str | Path
 Frames = NDArray[np.uint8]
 RENDER_MODES = ["rgb_array"]
+_IMPORTED_BY = os.getpid()
 
 
 class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
@@ -67,6 +69,8 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         check_at_least(self, num_envs=1, max_episode_steps=1)
         if render_mode not in (None, *RENDER_MODES):
             raise ValueError(f"render_mode must be rgb_array or None, got {render_mode!r}")
+        if os.getpid() != _IMPORTED_BY:  # PyTorch would wait for threads that a fork has not
+            torch.set_num_threads(1)
         if not isinstance(world, VideoGenerator):
             world = VideoGenerator.from_pretrained(world)
         if world.vocabulary is None:
