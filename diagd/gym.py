@@ -121,7 +121,7 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         self._frames = torch.stack([scene.frames[-1] for scene in scenes]).numpy()
         self._num_steps = 0
         names = np.array([scene.name for scene in scenes], dtype=object)
-        return self._frames, {"scene": names, "_scene": np.ones(self.num_envs, bool)}
+        return self._frames.copy(), {"scene": names, "_scene": np.ones(self.num_envs, bool)}
 
     def _scene(self, wanted: str | int) -> StartScene:
         for number, scene in enumerate(self.scenes):
@@ -150,7 +150,7 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         self._frames = torch.cat(pictures).numpy()
         self._num_steps += 1
         truncated = np.full(self.num_envs, self._num_steps == self.max_episode_steps)
-        return self._frames, rewards, never, truncated, {}
+        return self._frames.copy(), rewards, never, truncated, {}
 
     def render(self) -> tuple[Frames, ...] | None:
         """Return the frames that were seen last, where the render mode is `rgb_array`."""

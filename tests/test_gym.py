@@ -107,6 +107,10 @@ def test_rendering_shows_what_was_seen_last(generator):
         frame, shown = show(), env.render()
         assert shown is not None
         assert np.array_equal(frame, shown)
+        frame[:] = 0  # the caller's own
+        again = env.render()
+        assert again is not None
+        assert np.array_equal(again, shown)
     assert diagd.GymEnv(generator).render() is None
 
 
