@@ -1,5 +1,6 @@
 """A world as an environment of Gymnasium: one episode, or several side by side as one batch."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ except ModuleNotFoundError as error:
 World = VideoGenerator | str | Path
 Frames = NDArray[np.uint8]
 RENDER_MODES = ["rgb_array"]
+_IMPORTED_BY = os.getpid()
 
 
 class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
@@ -67,6 +69,8 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         check_at_least(self, num_envs=1, max_episode_steps=1)
         if render_mode not in (None, *RENDER_MODES):
             raise ValueError(f"render_mode must be rgb_array or None, got {render_mode!r}")
+        if os.getpid() != _IMPORTED_BY:  # PyTorch would wait for threads that a fork has not
+            torch.set_num_threads(1)
         if not isinstance(world, VideoGenerator):
             world = VideoGenerator.from_pretrained(world)
         if world.vocabulary is None:
@@ -117,7 +121,7 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         self._frames = torch.stack([scene.frames[-1] for scene in scenes]).numpy()
         self._num_steps = 0
         names = np.array([scene.name for scene in scenes], dtype=object)
-        return self._frames, {"scene": names, "_scene": np.ones(self.num_envs, bool)}
+        return self._frames.copy(), {"scene": names, "_scene": np.ones(self.num_envs, bool)}
 
     def _scene(self, wanted: str | int) -> StartScene:
         for number, scene in enumerate(self.scenes):
@@ -146,7 +150,7 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         self._frames = torch.cat(pictures).numpy()
         self._num_steps += 1
         truncated = np.full(self.num_envs, self._num_steps == self.max_episode_steps)
-        return self._frames, rewards, never, truncated, {}
+        return self._frames.copy(), rewards, never, truncated, {}
 
     def render(self) -> tuple[Frames, ...] | None:
         """Return the frames that were seen last, where the render mode is `rgb_array`."""

@@ -1,3 +1,4 @@
+import multiprocessing
 import re
 import sys
 from pathlib import Path
@@ -106,6 +107,10 @@ def test_rendering_shows_what_was_seen_last(generator):
         frame, shown = show(), env.render()
         assert shown is not None
         assert np.array_equal(frame, shown)
+        frame[:] = 0  # the caller's own
+        again = env.render()
+        assert again is not None
+        assert np.array_equal(again, shown)
     assert diagd.GymEnv(generator).render() is None
 
 
@@ -132,6 +137,24 @@ def test_a_batch_shows_what_one_after_the_other_shows(strategy, place):
             assert np.array_equal(mine, reference)
         assert np.array_equal(np.stack(ours.render() or ()), np.stack(theirs.render() or ()))
         together, apart = ours.step(row), theirs.step(row)
+
+
+def walk_of(world):
+    return walk(diagd.GymEnv(world), [1, 2], seed=3)
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_waits_for_no_threads(place):
+    """As in gymnasium's AsyncVectorEnv, which makes a world of its own before it forks."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        expected = walk_of(place)
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            assert np.array_equal(pool.apply_async(walk_of, [place]).get(timeout=20), expected)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_worlds_of_a_batch_have_seeds_and_scenes_of_their_own(generator):

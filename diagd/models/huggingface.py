@@ -184,7 +184,7 @@ class HuggingFaceModel(CausalModel):
         return self.vocabulary.logits(
             tokens,
             logits_to_keep,
-            attention_mask=mask.reshape(-1, 1, *mask.shape[-2:]),
+            attention_mask=mask.reshape(-1, 1, *mask.shape[-2:]).expand(len(tokens), -1, -1, -1),
             position_ids=positions.reshape(-1, tokens.shape[1]),
             use_cache=True,
             **{self._cache_argument: cache},

@@ -25,6 +25,8 @@ from transformers import (
     Qwen3ForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
+    XGLMConfig,
+    XGLMForCausalLM,
 )
 
 import diagd
@@ -116,6 +118,15 @@ def test_batch_rows_may_see_and_stand_differently():
 
 
 @torch.no_grad()
+def test_the_mask_has_all_batch_rows():
+    """XGLM refuses one that stands for several."""
+    config = XGLMConfig(vocab_size=50, d_model=24, ffn_dim=40, num_layers=2, attention_heads=4)
+    model, tokens = HuggingFaceModel(XGLMForCausalLM(config)), random_tokens(2, 6)
+    slots = torch.arange(6)
+    fed = model.forward(tokens, slots, slots, slots <= slots[:, None], model.make_cache(2, 6))
+    torch.testing.assert_close(fed, model.logits(tokens), **TOLERANCE)
+
+
 def test_logits_to_keep_may_name_lanes():
     model, tokens, keep = HuggingFaceModel(make("llama")), random_tokens(2, 4), torch.tensor([1, 3])
     lanes, visible = torch.arange(4), torch.ones(4, 4, dtype=torch.bool).tril()
