@@ -165,7 +165,7 @@ def contact_sheet(frames: Tensor, columns: int = 5, gap_px: int = 4) -> Tensor:
 
 
 def save_frames(path: str | Path, frames: Tensor, fps: Rate) -> None:
-    """Write frames as .mp4 (H.264), .gif or .webp (both loop), or .png: one, or five side by side."""
+    """Write .mp4 (H.264), .gif or .webp (both loop), or .png: one frame, or five side by side."""
     check_suffix(path)
     suffix, frames = Path(path).suffix.lower(), frames.cpu()
     is_sheet = suffix == ".png" and len(frames) > 1
