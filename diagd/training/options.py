@@ -71,6 +71,10 @@ class TokenizeOptions:
         )
         if self.heldout is not None and self.heldout.resolve() == self.clips.resolve():
             raise ValueError(f"heldout must be another folder than clips, got {self.clips} twice")
+        written = self.out.resolve(), (self.out / "scenes").resolve()  # with a prompt and scenes
+        for folder in (self.clips, self.heldout or self.clips):
+            if folder.resolve() in written:
+                raise ValueError(f"out must be another folder than that of clips, got {self.out}")
         if self.patch is not None and (self.init or self.tokenizer):
             raise ValueError("patch is that of --init or --tokenizer: leave it out")
         if self.tokenizer is not None and self.init is not None:

@@ -72,6 +72,21 @@ def test_what_is_learnt_from_is_not_held_out(command, tmp_path):
     outcome.assert_refused("heldout must be another folder than clips, got .*clips twice")
 
 
+@pytest.mark.parametrize(
+    ("heldout", "out"),
+    [("heldout", "clips"), ("heldout", "clips/../heldout/"), ("heldout/scenes", "heldout")],
+)
+def test_a_prompt_and_scenes_are_not_written_over_clips(heldout, out, command, tmp_path):
+    for folder in ("clips", heldout):
+        (clip,) = write_clips(tmp_path / folder, num_clips=1)
+        clip.rename(clip.with_name("prompt.mp4"))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
+    folders = "--clips", tmp_path / "clips", "--heldout", tmp_path / heldout
+    outcome = command("tokenize", *folders, "--out", f"{tmp_path}/{out}", *QUICK)
+    outcome.assert_refused("out must be another folder than that of clips, got .*")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == before
+
+
 def test_sizes_that_do_not_fit_are_found_before_the_work(command, tmp_path):
     write_clips(tmp_path / "clips", num_clips=2)
     (other,) = write_clips(tmp_path / "heldout", num_clips=1)
