@@ -99,6 +99,7 @@ def train_tokenizer(
         while trainer.share_done < 1:
             row = trainer.advance(frames, pool)
             if trainer.step % LOG_EVERY == 0 or trainer.share_done >= 1:
+                trainer.check_finite()
                 speed = (trainer.step - first) * options.batch / (time.monotonic() - started)
                 append_line(log, json.dumps(row | {"frames_per_second": round(speed, 1)}))
             job.reach(trainer.share_done)
@@ -253,7 +254,16 @@ class TokenizerTrainer:
             self.tokenizer.codebook.copy_(self.sums / self.counts.clamp(min=1e-6)[:, None])
         return len(dead) - int(dead.sum()), torch.special.entr(share).sum().exp().item()
 
+    def check_finite(self) -> None:
+        """Raise ValueError where training diverged, before anything good is overwritten."""
+        if not all(weight.isfinite().all() for weight in self.tokenizer.model.parameters()):
+            raise ValueError(
+                f"training diverged by step {self.step}: choose a lower --learning-rate and "
+                "another --out"
+            )
+
     def save(self, path: Path) -> None:
+        self.check_finite()
         state = {
             "model": self.tokenizer.model.state_dict(),
             "discriminator": self.discriminator and self.discriminator.state_dict(),

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,14 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(sharpen, options, tmp_p
     assert weights(train(killed)).equal(weights(whole))
     assert steps == [2, 3]
     assert [row["step"] for row in rows(killed)] == [2, 4]
+
+
+@pytest.mark.parametrize(("rate", "saves_s"), [(1e30, 60.0), (math.inf, 0.0)])
+def test_a_run_that_diverges_says_so_and_saves_nothing(rate, saves_s, options):
+    options = dataclasses.replace(options, learning_rate=rate, checkpoint_s=saves_s, steps=4)
+    with pytest.raises(ValueError, match=r"training diverged by step \d: choose a lower --lear"):
+        train(options)
+    assert not [path for path in options.out.rglob("*") if path.is_file()]
 
 
 def test_a_finished_run_is_not_repeated(options, monkeypatch):
