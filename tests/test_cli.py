@@ -444,7 +444,7 @@ MISTAKES = {
     "finetune --init doom --tokens x --out x --strategy k=0": "row_lag must be at least 1",
     "tune --tokens x -k 0": "row_lag must be at least 1, got 0",
     "train --tokens x --out x --model nope": "model must be one of mc-ar-doom",
-    "tokenize --clips x --out x --size 3": "size must be height x width",
+    "tokenize --clips x --out y --size 3": "size must be height x width",
     "record --out x --size 3": "size must be height x width",
     "attention --frame 0": "frame must be at least 1, got 0",
     "doctor --seconds -1": "seconds must be 0 or more",
