@@ -55,7 +55,10 @@ def _body(kind: type[Any]) -> Any:
 
     async def read(request: Request) -> Any:
         data = await read_body(request, MAX_BODY_BYTES, MAX_SECONDS_OF_BODY)
-        return read_json(TypeAdapter(kind), data, "message")
+        try:
+            return read_json(TypeAdapter(kind), data, "message")
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from None
 
     return Depends(read)
 
@@ -79,7 +82,10 @@ def study_server(
         name = " ".join(given.name.split())
         if not name.isprintable():
             raise HTTPException(422, "a name is made of letters, digits and signs")
-        secret, known_as = store.enrol(name, seed)
+        try:
+            secret, known_as = store.enrol(name, seed)
+        except ValueError as error:
+            raise HTTPException(409, str(error)) from None
         response.set_cookie(
             cookie, secret, max_age=SECONDS_REMEMBERED, httponly=True, samesite="strict"
         )
@@ -113,7 +119,10 @@ def study_server(
     ) -> dict[str, bool]:
         if (known := store.rater(secret)) is None:
             raise HTTPException(401, "this study does not know you: enter your name again")
-        store.answer(known[0], given.trial, given.question, given.choice)
+        try:
+            store.answer(known[0], given.trial, given.question, given.choice)
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from None
         return {"saved": True}
 
     @app.get("/media/{media_id}")
@@ -132,10 +141,6 @@ def study_server(
         if not secrets.compare_digest(key.encode(), store.results_key.encode()):
             raise HTTPException(403, "results need the key that diagd study printed at its start")
         return HTMLResponse(results_page(store.results()))
-
-    @app.exception_handler(ValueError)
-    def refused(request: Request, error: ValueError) -> JSONResponse:
-        return JSONResponse({"detail": str(error)}, 422)
 
     @app.exception_handler(sqlite3.Error)
     def unsaved(request: Request, error: sqlite3.Error) -> JSONResponse:
