@@ -1,4 +1,4 @@
-.PHONY: check quick test test-pythons test-gpu gpu-report test-triton test-amx test-avx2 test-slow asan wheels release-check bench demo docs report notebooks reproduce
+.PHONY: check quick test test-pythons test-oldest test-gpu gpu-report test-triton test-amx test-avx2 test-slow asan wheels release-check bench demo docs report notebooks reproduce
 
 check:
 	ruff format --check .
@@ -18,6 +18,14 @@ test-pythons:
 	  $$python -m venv build/$$python && build/$$python/bin/pip install -q -e '.[test]' && \
 	  build/$$python/bin/pytest -q --quick -m "not gpu and not slow and not download" || exit 1; \
 	done
+
+# the tests with the oldest libraries that pyproject.toml allows, but for torch, some of which warn
+test-oldest:
+	python3 -m venv build/oldest
+	build/oldest/bin/pip install -q uv "$$(grep -o 'torch>=[^"]*' pyproject.toml)"
+	build/oldest/bin/uv pip install -q --python build/oldest --resolution lowest-direct -e '.[test]'
+	build/oldest/bin/pytest -n 2 --dist loadfile -o filterwarnings=default \
+	  -m "not gpu and not slow and not download"
 
 test-gpu:
 	pytest -m gpu
