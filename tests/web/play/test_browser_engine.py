@@ -200,6 +200,14 @@ def test_a_host_may_redirect(visit, site):
     assert page.url == site + "static/"
 
 
+def test_what_computes_does_not_push_the_state_out_of_a_narrow_window(visit, site):
+    page = visit(site, viewport={"width": 320, "height": 640})
+    wait_for(page, frames=1)
+    page.locator("#computed").evaluate("small => small.textContent += ', of another name'")
+    right = page.locator("#state").evaluate("state => state.getBoundingClientRect().right")
+    assert right <= 320 == page.evaluate("document.documentElement.scrollWidth")
+
+
 def test_a_page_that_is_opened_as_a_file_says_what_it_needs(visit, world, tmp_path):
     export(ExportWebOptions(tmp_path / "site", model=str(world)))
     page = visit((tmp_path / "site" / "index.html").as_uri(), quiet=False)
