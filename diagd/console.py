@@ -28,7 +28,8 @@ MAX_MARKS = 256  # kept of a job's progress
 def make_console(shown: bool = True) -> Console:
     """Return a console for the current stdout; pass False in all but one of several processes."""
     console = Console(highlight=False, markup=False, quiet=not shown)
-    if not (console.is_terminal or console.is_jupyter or "COLUMNS" in os.environ):
+    has_width = console.is_terminal or console.is_jupyter or "COLUMNS" in os.environ
+    if not (has_width and console.width):  # COLUMNS=0 is none
         console.width = UNFOLDED
     return console
 

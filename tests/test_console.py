@@ -47,6 +47,8 @@ def test_lines_in_a_pipe_are_not_folded_and_tables_take_80_columns(monkeypatch, 
     assert max(map(len, capsys.readouterr().out.splitlines())) in range(60, 81)
     monkeypatch.setenv("COLUMNS", "72")
     assert make_console().width == 72
+    monkeypatch.setenv("COLUMNS", "0")  # a terminal of no known size, where nothing would be shown
+    assert make_console().width >= 1000
 
 
 def test_brackets_are_printed_as_they_are(capsys):

@@ -89,7 +89,7 @@ def time_candidates(config: ModelConfig) -> list[Candidate]:
     """
     shape = shape_to_time(config)
     path = cache_folder() / f"steps-{_digest_of(shape)}.json"
-    if path.is_file():
+    with suppress(OSError, ValueError):  # there are none yet, or the file is damaged
         kept = json.loads(path.read_text(encoding="utf-8"))
         return [Candidate(backend, dtype, StepTimes(*times)) for backend, dtype, times in kept]
     found: list[Candidate] = []

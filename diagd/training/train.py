@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from shlex import quote
 from time import monotonic
 from typing import Any
 
@@ -137,9 +138,10 @@ def _train(
     if is_main:
         _warn_of_clips_learnt_by_heart(run.log_file, console)
     if (folder / TOKENIZER_FOLDER).is_dir():
+        world = quote(str(folder))
         console.print(
-            f"next: diagd play --model {folder}, or diagd generate --model {folder}; "
-            f"diagd tune --model {folder} --tokens {tokens} finds its fastest strategy"
+            f"next: diagd play --model {world}, or diagd generate --model {world}; "
+            f"diagd tune --model {world} --tokens {quote(str(tokens))} finds its fastest strategy"
         )
     else:
         console.print(

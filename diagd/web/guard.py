@@ -10,6 +10,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any, TypeVar
 
+import h11
 import uvicorn
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from starlette.datastructures import Headers
@@ -37,8 +38,8 @@ def listen(host: str, port: int) -> socket.socket:
         )
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         return socket.create_server(address, family=family, dualstack_ipv6=both)
-    except socket.gaierror as error:
-        raise ValueError(f"cannot listen on {host!r}: {error.strerror}") from None
+    except (socket.gaierror, UnicodeError) as error:  # also: a label that is empty, or too long
+        raise ValueError(f"cannot listen on {host!r}: {error.args[-1]}") from None
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
         raise ValueError(
@@ -85,6 +86,14 @@ class PatientProtocol(H11Protocol):
     def handle_websocket_upgrade(self, event: Any) -> None:
         self._deadline.cancel()  # the socket's protocol pings
         super().handle_websocket_upgrade(event)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, of which the app hears no more, unless it was answered before."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        self.transport.close()
 
     @property
     def _asks_nothing(self) -> bool:

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 
@@ -40,6 +42,18 @@ def test_half_precision_has_no_kernels_and_runs_eagerly():
 def test_what_our_kernels_do_not_have_runs_eagerly():
     model = tiny_model(position="rope3d", position_table=True, max_positions=32, prefix_length=1)
     assert prepare(model)[1] == "eager"
+
+
+@pytest.mark.parametrize("torn", [b"", b'[["native", "flo', b"\0\xff"])
+def test_times_whose_file_is_damaged_are_taken_again(torn, tmp_path, monkeypatch):
+    config = tiny_model().config
+    monkeypatch.setattr(backends, "cache_folder", lambda: tmp_path)
+    path = tmp_path / f"steps-{backends._digest_of(backends.shape_to_time(config))}.json"
+    path.write_bytes(torn)
+    monkeypatch.setattr(backends, "time_steps", lambda _, models: dict.fromkeys(models, (1.0, 2.0)))
+    found = backends.time_candidates.__wrapped__(config)
+    assert {one.backend for one in found} >= {"eager"}
+    assert json.loads(path.read_bytes()) == [[one.backend, one.dtype, [1.0, 2.0]] for one in found]
 
 
 def test_without_a_compiler_pytorch_runs_and_says_so(monkeypatch, caplog):

@@ -32,14 +32,15 @@ def frames_of(folder, system, number=0):
 
 
 def test_pairs_are_dreamt_and_can_be_asked_about(make, tmp_path):
-    outcome = make("--strategy", "raster", "k=1", "k=2")
+    outcome = make("--strategy", "raster", "k=1", "k=2", folder="my pairs")
     assert outcome.code == 0, outcome.err
+    assert f"ask: diagd study --pairs '{tmp_path / 'my pairs'}'" in outcome.said
     assert outcome.document["systems"] == ["raster", "k=1", "k=2"]
-    pairs = find_pairs(tmp_path / "pairs", ("k=1:raster", "k=2:raster"))
+    pairs = find_pairs(tmp_path / "my pairs", ("k=1:raster", "k=2:raster"))
     assert list(pairs.clips) == ["pair_000", "pair_001"]
     assert "controllability" in pairs.questions
     for number, actions in enumerate(pairs.clips.values()):
-        frames = frames_of(tmp_path / "pairs", "k=1", number)
+        frames = frames_of(tmp_path / "my pairs", "k=1", number)
         assert frames.shape == (CONTEXT + FRAMES, HEIGHT_PX, WIDTH_PX, 3)
         assert actions is not None
         assert actions[:CONTEXT] == PROMPT_ACTIONS[-CONTEXT:]

@@ -25,6 +25,12 @@ def test_a_port_that_cannot_be_is_refused(port):
         listen("127.0.0.1", port)
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 64, "127.0.0.1:80"])
+def test_a_host_that_is_no_name_is_named(host):
+    with pytest.raises(ValueError, match=f"cannot listen on '{host}': "):
+        listen(host, 0)
+
+
 @pytest.mark.parametrize(("system", "option"), [("posix", 1), ("nt", 0)])
 def test_a_port_is_used_again_at_once_only_where_that_is_not_sharing(system, option, monkeypatch):
     monkeypatch.setattr("diagd.web.guard.os.name", system)

@@ -101,6 +101,20 @@ def test_a_body_that_never_ends_is_answered_in_words(address, lines, monkeypatch
     assert json.loads(body or line.recv(4096)) == {"detail": "the request took too long"}
 
 
+@pytest.mark.parametrize(
+    ("rest", "status"), [(b"zz\r\n", b" 400 "), (None, b" 404 ")], ids=["at once", "answered"]
+)
+def test_a_body_that_is_no_http_leaves_no_trace_in_the_log(rest, status, address, lines, caplog):
+    request = b"POST /nobody HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    (line,) = lines(1, request + (rest or b""))
+    line.settimeout(5)
+    assert status in line.recv(4096).splitlines()[0]
+    with contextlib.suppress(ConnectionError):
+        line.sendall(b"zz\r\n")
+    assert is_closed(line)
+    assert {said.levelname for said in caplog.records} <= {"WARNING"}
+
+
 def test_answers_that_nobody_reads_are_given_up(address, lines, monkeypatch):
     monkeypatch.setattr(guard, "SECONDS_TO_ASK", 0.5)
     size = len(call(f"{address}/study.js")[1])

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from diagd.files import naming
+
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-O3", "-std=c++20", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
 TIMEOUT = 600.0  # seconds for the compiler, and for the test; on a machine that is busy, too
@@ -24,7 +26,8 @@ def find_compiler() -> str | None:
 
 
 def own_flags() -> list[str]:  # for sanitizers, or for another processor
-    return shlex.split(os.environ.get("DIAGD_CXXFLAGS", ""))
+    with naming("DIAGD_CXXFLAGS"):
+        return shlex.split(os.environ.get("DIAGD_CXXFLAGS", ""))
 
 
 def zig() -> list[str] | None:

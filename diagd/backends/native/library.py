@@ -16,6 +16,7 @@ import logging
 import os
 import shutil
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -86,10 +87,12 @@ def find_or_make() -> Path:
         return kept
     folder, tried = cache_folder(), dict[str, dict[str, Any]]()
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".kernels.lock")
-    with lock, TemporaryDirectory(prefix=".testing-", dir=folder) as scratch:
+    with FileLock(folder / ".kernels.lock"), TemporaryDirectory("", ".testing-", folder) as scratch:
         if (kept := find_kept()) is not None:  # another process has made them meanwhile
             return kept
+        for left in folder.glob(".testing-*"):
+            if left.name != Path(scratch).name:  # a killed process has left it
+                shutil.rmtree(left, ignore_errors=True)
         for name, path in _prebuilt().items():
             tried[name] = _try(Path(scratch), name, path)
             if "times" in tried[name]:
@@ -139,7 +142,9 @@ def _times(tried: dict[str, dict[str, Any]]) -> dict[str, dict[str, StepTimes]]:
 def candidates_tried() -> dict[str, dict[str, Any]]:
     """Return, by name, the `times` of each candidate when it was chosen from, or its `problem`."""
     path = cache_folder() / f"kernels-{_choice()}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    with suppress(OSError, ValueError):  # there is none, or it is damaged
+        return json.loads(path.read_text(encoding="utf-8"))
+    return {}
 
 
 def find_kept() -> Path | None:
@@ -158,7 +163,10 @@ def say_origin() -> str:
 
 def cache_folder() -> Path:
     root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "diagd"
+    try:
+        return (Path(root) if root else Path.home() / ".cache") / "diagd"
+    except RuntimeError:
+        raise OSError("no home folder to keep kernels in: set HOME or XDG_CACHE_HOME") from None
 
 
 def _prebuilt() -> dict[str, Path]:

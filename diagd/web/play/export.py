@@ -8,6 +8,7 @@ diagd export-web site --model worlds/mine --scenes my-pictures
 import json
 import zlib
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from diagd.web.play.welcome import describe, offered, opening
 STATIC, KERNELS = (Path(__file__).with_name(name) for name in ("static", "kernels"))
 WORLD_FILE, MANIFEST = "world.bin", "world.json"
 PAGE, HERE = '<html lang="en">', '<html lang="en" data-engine="browser">'
+FIRST, NO_SCRIPT = ">Connecting<", ">If nothing comes: serve this page (python -m http.server).<"
 
 
 def export(options: ExportWebOptions) -> dict[str, Any]:
@@ -40,12 +42,14 @@ def export(options: ExportWebOptions) -> dict[str, Any]:
     size = sum(map(len, files.values()))
     console = make_console()
     console.print(f"wrote {options.out}: {len(files)} files, {size / 1e6:.1f} MB")
-    console.print(f"play it: python -m http.server -d {options.out}, then http://localhost:8000")
+    serve = f"python -m http.server -d {quote(str(options.out))}"
+    console.print(f"play it: {serve}, then http://localhost:8000")
     return {"files": {name: len(content) for name, content in files.items()}, "bytes": size}
 
 
 def page_files() -> dict[str, bytes]:
-    page = (STATIC / "index.html").read_text(encoding="utf-8").replace(PAGE, HERE, 1)
+    page = (STATIC / "index.html").read_text(encoding="utf-8")
+    page = page.replace(PAGE, HERE, 1).replace(FIRST, NO_SCRIPT, 1)  # until its scripts run
     static = {path.name: path.read_bytes() for path in sorted(STATIC.iterdir())}
     return {
         "index.html": page.encode(),

@@ -227,6 +227,41 @@ def _runs(pid):
     return done.stdout.strip()[:1] not in ("", "Z")
 
 
+def test_what_killed_builders_left_is_removed_by_the_next(folder, fake_compiler):
+    fake_compiler("exit 1")
+    left = folder / ".testing-a1b2c3d4" / "built.so"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    with pytest.raises(OSError, match="could not build the kernels"):
+        library.find_or_make()
+    assert not list(folder.glob(".testing-*"))
+
+
+@pytest.mark.parametrize("torn", ["", '{"built": {"ti', "\0\0"])
+def test_a_damaged_list_of_candidates_is_none(torn, folder):
+    folder.mkdir(parents=True)
+    (folder / f"kernels-{library._choice()}.json").write_text(torn)
+    assert library.candidates_tried() == {}
+
+
+def test_flags_with_half_a_quotation_are_refused_by_name(monkeypatch):
+    monkeypatch.setenv("DIAGD_CXXFLAGS", "'-O1")
+    with pytest.raises(ValueError, match="DIAGD_CXXFLAGS: No closing quotation"):
+        compiler.own_flags()
+
+
+def test_nobody_s_kernels_are_kept_nowhere(folder, monkeypatch):
+    """A user without an entry in the system's list has no home, unless HOME names one."""
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(library.Path, "home", no_home)
+    with pytest.raises(OSError, match=r"no home folder .*: set HOME or XDG_CACHE_HOME"):
+        library.load_library()
+
+
 def test_a_failure_is_said_once_and_not_tried_again(fake_compiler, tmp_path, caplog):
     backends._say_once.cache_clear()
     fake_compiler(f"echo x >> {tmp_path / 'calls'}; exit 1")

@@ -11,6 +11,8 @@ from diagd.families.checkpoints import write_defaults
 from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import model_scenes
+from diagd.web.play.export import export
+from diagd.web.play.options import ExportWebOptions
 from diagd.web.play.session import Controls, Session, SessionLog, checksum_of
 from tests.web.play.serving import serving, wait_until
 
@@ -196,6 +198,20 @@ def test_a_host_may_redirect(visit, site):
     page.reload()  # through the service worker from its first byte
     page.goto(site + "static")
     assert page.url == site + "static/"
+
+
+def test_what_computes_does_not_push_the_state_out_of_a_narrow_window(visit, site):
+    page = visit(site, viewport={"width": 320, "height": 640})
+    wait_for(page, frames=1)
+    page.locator("#computed").evaluate("small => small.textContent += ', of another name'")
+    right = page.locator("#state").evaluate("state => state.getBoundingClientRect().right")
+    assert right <= 320 == page.evaluate("document.documentElement.scrollWidth")
+
+
+def test_a_page_that_is_opened_as_a_file_says_what_it_needs(visit, world, tmp_path):
+    export(ExportWebOptions(tmp_path / "site", model=str(world)))
+    page = visit((tmp_path / "site" / "index.html").as_uri(), quiet=False)
+    expect(page.locator("#curtain-text")).to_contain_text("serve this page (python -m http.server)")
 
 
 def test_without_isolation_it_runs_on_one_thread(visit, site):

@@ -336,7 +336,7 @@ def test_what_a_world_does_not_have_is_refused(kernels, packed):
 
 
 def test_export_writes_a_page_that_names_its_files(world, tmp_path, capsys):
-    out = tmp_path / "site"
+    out = tmp_path / "my site"
     written = export(ExportWebOptions(out, model=str(world)))
     assert {str(path.relative_to(out)) for path in out.rglob("*.*")} == set(written["files"])
     page = (out / "index.html").read_text()
@@ -345,7 +345,7 @@ def test_export_writes_a_page_that_names_its_files(world, tmp_path, capsys):
     manifest = json.loads((out / "world" / "world.json").read_text())
     assert manifest["bytes"] == (out / "world" / "world.bin").stat().st_size
     assert [name for name, _ in manifest["strategies"]] == ["raster", "k=4", "k=2", "k=1"]
-    assert "http.server" in capsys.readouterr().out
+    assert f"play it: python -m http.server -d '{out}', then" in capsys.readouterr().out
     before = (out / "world" / "world.bin").read_bytes()
     export(ExportWebOptions(out, model=str(world)))
     assert (out / "world" / "world.bin").read_bytes() == before
