@@ -49,7 +49,6 @@ def custom_generate(
     Returns:
         A callable that returns (B, P + T * (n + height * width)) int64, the prompt first.
     """
-
     if not isinstance(schedule, DiagonalSchedule):
         raise ValueError(f"schedule must be a DiagonalSchedule, got {schedule!r}")
 
@@ -88,11 +87,13 @@ def custom_generate(
                         "guidance needs prompt and frames in one context of "
                         f"{decoder.max_positions} tokens, got {length}"
                     )
-        frames = generate_tokens(
-            decoder, input_ids, schedule, actions, context_frames, sampling=sampling, seed=seed
-        ).tokens.flatten(2)
-        for module in in_training:
-            module.training = True
+        try:
+            frames = generate_tokens(
+                decoder, input_ids, schedule, actions, context_frames, sampling=sampling, seed=seed
+            ).tokens.flatten(2)
+        finally:
+            for module in in_training:
+                module.training = True
         if actions is not None:
             frames = torch.cat([actions.to(frames.device), frames], dim=2)
         return torch.cat([input_ids, frames.flatten(1)], dim=1)

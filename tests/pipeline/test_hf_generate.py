@@ -168,6 +168,9 @@ def test_a_model_in_training_stays_in_training_but_for_what_was_frozen(prompt):
     custom = diagd.custom_generate(diagd.DiagonalSchedule.spatial(GRID), context_frames=0)
     generate(model, prompt, custom)
     assert [module.training for module in model.modules()] == before
+    with pytest.raises(ValueError, match="prompt ids must be in"):
+        generate(model, prompt + VOCAB_SIZE, custom)
+    assert [module.training for module in model.modules()] == before
 
 
 def test_the_weights_and_the_attention_of_the_model_stay_as_they_were(llama, prompt):
