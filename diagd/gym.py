@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from diagd.checks import check_at_least
+from diagd.checks import check_at_least, whole
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.table import Strategy, as_strategy
@@ -65,7 +65,8 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         strategy: Strategy | str = "k=1",
         sampling: SamplingOptions | None = None,
     ) -> None:
-        self.num_envs, self.max_episode_steps = num_envs, max_episode_steps
+        self.num_envs, self.max_episode_steps = whole(num_envs, "num_envs"), max_episode_steps
+        whole(1 if max_episode_steps is None else max_episode_steps, "max_episode_steps")
         check_at_least(self, num_envs=1, max_episode_steps=1)
         if render_mode not in (None, *RENDER_MODES):
             raise ValueError(f"render_mode must be rgb_array or None, got {render_mode!r}")
@@ -104,12 +105,13 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         options = options or {}
         if not np.all(options.get("reset_mask", True)):
             raise ValueError("episodes of one batch begin together: reset_mask must be all True")
-        seeds = range(seed, seed + self.num_envs) if isinstance(seed, int) else seed
-        if seeds is not None and len(seeds) != self.num_envs:
-            raise ValueError(f"expected {self.num_envs} seeds, got {len(seeds)}")
-        for row, one in enumerate(seeds or ()):
+        if isinstance(seed, int | np.integer):
+            seed = range(int(seed), int(seed) + self.num_envs)
+        if seed is not None and len(seed) != self.num_envs:
+            raise ValueError(f"expected {self.num_envs} seeds, got {len(seed)}")
+        for row, one in enumerate(() if seed is None else seed):
             if one is not None:
-                self.randoms[row] = seeding.np_random(one)[0]
+                self.randoms[row] = seeding.np_random(whole(one, "seed"))[0]
         drawn = [(int(r.integers(2**31)), int(r.integers(len(self.scenes)))) for r in self.randoms]
         scenes = [self._scene(options.get("scene", number)) for _, number in drawn]
         self._engine = self.world.start(

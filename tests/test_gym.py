@@ -162,11 +162,16 @@ def test_worlds_of_a_batch_have_seeds_and_scenes_of_their_own(generator):
     frames, info = many.reset(seed=[4, None, 4])
     assert np.array_equal(frames[0], frames[2])
     assert info["scene"][0] == info["scene"][2]
+    counted, _ = many.reset(seed=4)
+    same: list[Any] = [np.int64(4), np.arange(4, 7), [4, np.uint8(5), 6]]
+    for seed in same:
+        assert np.array_equal(many.reset(seed=seed)[0], counted)
     frames, info = many.reset(options={"scene": "hall", "reset_mask": np.ones(3, bool)})
     assert list(info["scene"]) == ["hall"] * 3
     cases: list[tuple[dict[str, Any], str]] = [
         ({"options": {"reset_mask": np.array([True, False, True])}}, "begin together"),
         ({"seed": [1, 2]}, "expected 3 seeds, got 2"),
+        ({"seed": [1, 2, 2.5]}, "seed must be a whole number, got 2.5"),
         ({"options": {"scene": 3}}, "a number below 3"),
     ]
     for bad, message in cases:
@@ -203,6 +208,13 @@ def test_what_does_not_fit_is_refused_before_anything_is_generated(generator, tm
     ):
         with pytest.raises(ValueError, match=message):
             make()
+
+
+@pytest.mark.parametrize("name", ["num_envs", "max_episode_steps"])
+def test_numbers_that_are_not_whole_are_refused(name, generator):
+    wrong: dict[str, Any] = {name: 2.5}
+    with pytest.raises(ValueError, match=rf"^{name} must be a whole number, got 2\.5$"):
+        diagd.GymVectorEnv(generator, **wrong)
 
 
 def test_without_gymnasium_one_line_says_what_to_install(monkeypatch):

@@ -32,7 +32,10 @@ def cpu_features() -> Mapping[str, object]:
 
 def dtype_of(name: DTypeName) -> torch.dtype:
     """Return the torch dtype to load weights in; int8 ones are rounded from float32 later."""
-    return torch.float32 if name == "int8" else getattr(torch, name)
+    dtype = torch.float32 if name == "int8" else getattr(torch, str(name), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"dtype must be one of torch or a name such as bfloat16, got {name!r}")
+    return dtype
 
 
 def device_of(name: str) -> torch.device:

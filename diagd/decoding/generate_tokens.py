@@ -71,13 +71,13 @@ class DecodingEngine:
         context: Tensor | None = None,
         rule: Rule = raster_rule,
     ) -> None:
-        if keep_frames is not None and keep_frames < 0:
+        if keep_frames is not None and whole(keep_frames, "keep_frames") < 0:
             raise ValueError(f"keep_frames must be 0 or more, got {keep_frames}")
         seeds = torch.tensor(_check_seeds(seed, batch_size))
         grid = TokenGrid(1, height, width)
         frame = SequenceLayout(grid, num_action_tokens, num_seam_tokens=num_seam_tokens)
         longest = model.max_positions
-        max_slots = longest if max_slots is None else min(max_slots, longest)
+        max_slots = longest if max_slots is None else min(whole(max_slots, "max_slots"), longest)
         buffers = model.make_buffers(batch_size, max_slots + num_action_tokens + 1, context)
         buffers.seeds.copy_(seeds)
         self.stream = Stream(model, frame, buffers, max_slots, keep_frames, sampling, rule)
@@ -327,7 +327,7 @@ def generate_tokens(
         num_action_tokens=num_actions,
         num_seam_tokens=num_seam_tokens,
         batch_size=prompt.shape[0],
-        max_slots=num_slots if max_slots is None else min(num_slots, max_slots),
+        max_slots=num_slots if max_slots is None else min(num_slots, whole(max_slots, "max_slots")),
         keep_frames=keep_frames,
         sampling=sampling,
         seed=seed,

@@ -49,12 +49,13 @@ class ValidRanges:
         """Check `SamplingOptions.valid_range` against the frame and the vocabulary."""
         if valid_range is None:
             return cls(0, vocab_size, None)
-        ranges = torch.as_tensor(valid_range, dtype=torch.int64)
-        if ranges.shape not in ((2,), (height, width, 2)):
+        ranges = torch.as_tensor(valid_range)
+        if ranges.shape not in ((2,), (height, width, 2)) or ranges.is_floating_point():
             raise ValueError(
-                f"valid_range must be (low, high) or of shape ({height}, {width}, 2), "
-                f"got shape {tuple(ranges.shape)}"
+                f"valid_range must be (low, high) or of shape ({height}, {width}, 2), ids, "
+                f"got {ranges.dtype} of shape {tuple(ranges.shape)}"
             )
+        ranges = ranges.long()
         low, high = ranges.unbind(-1)
         if (low < 0).any() or (high > vocab_size).any() or (low >= high).any():
             raise ValueError(

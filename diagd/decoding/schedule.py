@@ -157,7 +157,7 @@ class SequenceLayout:
 
     def __post_init__(self) -> None:
         for name in ("num_action_tokens", "context_frames", "num_seam_tokens"):
-            if getattr(self, name) < 0:
+            if whole(getattr(self, name), name) < 0:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
         if self.num_leading < 0 or (self.num_seam_tokens and self.grid.height % 2):
             given = f"{self.num_seam_tokens} of {self.num_action_tokens}, {self.grid.height} rows"

@@ -52,10 +52,8 @@ class GuidedModel(ModelWrapper[CausalModel]):
             )
         for one in others:
             if one.ndim != 2 or not one.numel():
-                shape = tuple(one.shape)
-                raise ValueError(
-                    f"unconditional must be of shape (1 or batch, at least 1), got {shape}"
-                )
+                expected = "of shape (1 or batch, at least 1)"
+                raise ValueError(f"unconditional must be {expected}, got {tuple(one.shape)}")
             check_ids(one, model.num_embeddings, "unconditional")
         if prompt_length < 1:
             raise ValueError(f"prompt_length must be at least 1, got {prompt_length}")

@@ -14,6 +14,7 @@ from torch import Tensor
 from diagd.backends.devices import device_of
 from diagd.backends.names import Backend, DTypeChoice
 from diagd.backends.prepare import prepare
+from diagd.checks import whole
 from diagd.data.actions import ActionCodec, Actions, as_actions, idle_action, parse_actions
 from diagd.data.video import encode_video, save_frames
 from diagd.decoding.generate_tokens import DecodingEngine, GenerationStats, generate_tokens
@@ -338,6 +339,8 @@ class VideoGenerator:
         sampling, seed) are those of `generate`. What does not fit is a ValueError, of a name when
         it comes.
         """
+        if (clips := len(rows_of(frames, None, None))) > 1:
+            raise ValueError(f"a stream goes on from one clip, got a batch of {clips}")
         chosen = as_strategy(strategy)
         self.check(chosen, settings.get("sampling"))
         if isinstance(actions, str) and self.vocabulary is not None:
@@ -436,7 +439,7 @@ class VideoGenerator:
                 "--images, or [None] * 2 in Python"
             )
         step = self.tokenizer.temporal_compression
-        if num_frames % step:
+        if whole(num_frames, "num_frames") % step:
             raise ValueError(
                 f"num_frames must be a multiple of {step}: the tokenizer joins so many frames, "
                 f"got {num_frames}"
@@ -470,7 +473,8 @@ class VideoGenerator:
         if not wanted and (self.text is None or not self.text.takes_pictures):
             given = "actions" if self.text is None else "texts"
             raise ValueError(f"this model makes images from {given} alone: leave the prompt out")
-        per_grid, count = self.tokenizer.temporal_compression, context_frames or wanted or 1
+        per_grid = self.tokenizer.temporal_compression
+        count = whole(context_frames or wanted or 1, "context_frames")
         prompt = read_clip(clip, self.vocabulary, count, num_frames, fps, per_grid)
         frames, between, notes = prompt.frames, prompt.context_actions, prompt.notes
         if not wanted and len(frames) > 1:

@@ -49,6 +49,8 @@ def custom_generate(
     Returns:
         A callable that returns (B, P + T * (n + height * width)) int64, the prompt first.
     """
+    if not isinstance(schedule, DiagonalSchedule):
+        raise ValueError(f"schedule must be a DiagonalSchedule, got {schedule!r}")
 
     def decode(
         model: PreTrainedModel,
@@ -57,25 +59,26 @@ def custom_generate(
         generation_config: GenerationConfig,
         **inputs: Any,  # a parameter that is named here is passed twice
     ) -> Tensor:
-        config = generation_config
         foreign = [type(p).__name__ for p in logits_processor if not isinstance(p, _UNDERSTOOD)]
         if foreign:
             raise ValueError(f"diagonal decoding knows no logits processors, got {foreign}")
         if (mask := inputs.get("attention_mask")) is not None and not mask.all():
             raise ValueError("prompts must be of one length, got one with masked tokens")
         new_tokens = schedule.grid.num_tokens + (0 if actions is None else actions[0].numel())
-        if (given := config.max_new_tokens or new_tokens) < new_tokens:
+        if (given := generation_config.max_new_tokens or new_tokens) < new_tokens:
             raise ValueError(f"the schedule writes {new_tokens} tokens, got max_new_tokens={given}")
-        for name in ("num_beams", "num_return_sequences"):
-            if getattr(config, name) not in (None, 1):
-                raise ValueError(f"{name} must be 1, got {getattr(config, name)}")
+        only = {"num_beams": 1, "num_return_sequences": 1, "return_dict_in_generate": False}
+        for name, value in only.items():
+            if getattr(generation_config, name) not in (None, value):
+                raise ValueError(f"{name} must be {value}, got {getattr(generation_config, name)}")
         sampling = SamplingOptions(valid_range=valid_range)
-        if config.do_sample:
+        if generation_config.do_sample:
             names = "temperature", "top_k", "top_p"  # of the call's flags, or passed as processors
             drawn = {n: getattr(p, n) for p in logits_processor for n in names if hasattr(p, n)}
             temperature = drawn.pop("temperature", 1.0)
             sampling = SamplingOptions(temperature, **drawn, valid_range=valid_range)
-        decoder = wrapped = HuggingFaceModel(model)
+        in_training = [module for module in model.modules() if module.training]
+        decoder = wrapped = HuggingFaceModel(model)  # which ends training mode
         for processor in logits_processor:
             if isinstance(processor, _Guidance):
                 decoder = _guided(wrapped, input_ids, processor)
@@ -84,9 +87,13 @@ def custom_generate(
                         "guidance needs prompt and frames in one context of "
                         f"{decoder.max_positions} tokens, got {length}"
                     )
-        frames = generate_tokens(
-            decoder, input_ids, schedule, actions, context_frames, sampling=sampling, seed=seed
-        ).tokens.flatten(2)
+        try:
+            frames = generate_tokens(
+                decoder, input_ids, schedule, actions, context_frames, sampling=sampling, seed=seed
+            ).tokens.flatten(2)
+        finally:
+            for module in in_training:
+                module.training = True
         if actions is not None:
             frames = torch.cat([actions.to(frames.device), frames], dim=2)
         return torch.cat([input_ids, frames.flatten(1)], dim=1)

@@ -1,5 +1,7 @@
 """`diagd/decoding/schedule.py`: slots are the places of a sequence written out one by one."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,6 +50,9 @@ def test_counts_below_zero_are_errors(name):
         SequenceLayout(
             diagd.TokenGrid(2, 3, 5), counts["num_action_tokens"], counts["context_frames"]
         )
+    wrong: dict[str, Any] = {name: 1.5}
+    with pytest.raises(ValueError, match=rf"^{name} must be a whole number, got 1\.5$"):
+        SequenceLayout(diagd.TokenGrid(2, 3, 5), **wrong)
 
 
 def test_nothing_predicts_the_first_token_of_an_empty_sequence():

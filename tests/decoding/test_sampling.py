@@ -221,7 +221,8 @@ def test_options_out_of_range_are_errors(options, message):
         ((0, 13), r"0 <= low < high <= 12, got low 0\.\.0, high 13\.\.13"),
         ((-1, 5), r"0 <= low < high <= 12, got low -1\.\.-1, high 5\.\.5"),
         ((5, 5), r"0 <= low < high <= 12, got low 5\.\.5, high 5\.\.5"),
-        (torch.ones(3, 2, 2, dtype=torch.int64), r"\(2, 3, 2\), got shape \(3, 2, 2\)"),
+        (torch.ones(3, 2, 2, dtype=torch.int64), r"\(2, 3, 2\), ids, .*int64 of shape \(3, 2, 2\)"),
+        ((1.5, 3), r"\(2, 3, 2\), ids, got torch.float32 of shape \(2,\)"),
     ],
 )
 def test_ranges_that_do_not_fit_are_errors(valid_range, message):

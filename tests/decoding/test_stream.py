@@ -314,6 +314,17 @@ def test_keep_frames_that_leave_no_room_are_an_error():
         engine.decode(case.schedule)
 
 
+@pytest.mark.parametrize("name", ["max_slots", "keep_frames"])
+def test_numbers_that_are_not_whole_are_errors(name):
+    case = Case()
+    wrong: dict[str, Any] = {name: 47.5}
+    message = rf"^{name} must be a whole number, got 47\.5$"
+    with pytest.raises(ValueError, match=message):
+        open_stream(case, **wrong)
+    with pytest.raises(ValueError, match=message):
+        diagd.generate_tokens(model_of("own"), case.prompt, case.schedule, **wrong)
+
+
 def test_a_drop_that_leaves_nothing_to_start_from_is_an_error():
     engine = open_stream(Case(prefix_length=0), max_slots=31, keep_frames=0)
     with pytest.raises(ValueError, match=r"^keep_frames must be at least 1 without prefix"):

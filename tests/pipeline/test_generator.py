@@ -6,6 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -367,6 +368,31 @@ def test_actions_between_frames_of_a_prompt_that_was_read_are_refused(generator,
 def test_a_strategy_that_does_not_fit_is_refused(generator, context):
     with pytest.raises(ValueError, match=r"row_lag must be in \[1, width=5\], got 6"):
         generator.generate(context, WALK, 3, context_actions=BETWEEN, strategy="k=6")
+
+
+@pytest.mark.parametrize("num_frames", [2.0, 2.5, "2"])
+def test_a_number_of_frames_that_is_not_whole_is_refused(num_frames, generator, context):
+    message = rf"^num_frames must be a whole number, got {num_frames!r}$"
+    with pytest.raises(ValueError, match=message):
+        generator.generate(context, "left*2", num_frames)
+
+
+def test_frames_of_context_are_a_whole_number_of_numpy_too(generator, world):
+    read = generator.read_prompt(world / "prompt.mp4", context_frames=np.int64(2))
+    assert len(read.frames) == 2
+    with pytest.raises(ValueError, match=r"^context_frames must be a whole number, got 2\.0$"):
+        generator.read_prompt(world / "prompt.mp4", context_frames=2.0)
+
+
+def test_a_stream_of_a_batch_is_refused(generator, context):
+    with pytest.raises(ValueError, match=r"^a stream goes on from one clip, got a batch of 2$"):
+        generator.stream([context, context], ["left"])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "torch.float32", np.float32, "randn"])
+def test_a_dtype_that_is_none_is_refused(dtype, world):
+    with pytest.raises(ValueError, match="dtype must be one of torch or a name such as bfloat16"):
+        diagd.VideoGenerator.from_pretrained(world, dtype=dtype)
 
 
 def test_a_stream_refuses_an_unknown_action_when_it_comes(generator, context):

@@ -146,6 +146,7 @@ NEGATIVE = {"guidance_scale": 2.0, "negative_prompt_ids": torch.zeros(2, 140, dt
         ({"repetition_penalty": 1.5}, r"knows no logits processors, got \['RepetitionPenaltyLog"),
         ({"do_sample": True, "min_p": 0.1}, r"knows no logits processors, got \['MinPLogitsWarper"),
         ({"num_beams": 2}, r"num_beams must be 1, got 2"),
+        ({"return_dict_in_generate": True}, r"return_dict_in_generate must be False, got True"),
         ({"do_sample": True, "num_return_sequences": 2}, r"num_return_sequences must be 1, got 2"),
     ],
 )
@@ -153,6 +154,23 @@ def test_what_diagonals_cannot_honour_is_refused(flags, message, llama, prompt):
     custom = diagd.custom_generate(diagd.DiagonalSchedule.spatial(GRID), context_frames=0)
     with pytest.raises(ValueError, match=message):
         generate(llama, prompt, custom, **flags)
+
+
+def test_a_strategy_in_place_of_a_schedule_is_refused():
+    with pytest.raises(ValueError, match=r"^schedule must be a DiagonalSchedule, got 'k=1'$"):
+        diagd.custom_generate("k=1")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_model_in_training_stays_in_training_but_for_what_was_frozen(prompt):
+    model = oracles.tiny_llama(VOCAB_SIZE, 160).train()
+    model.model.layers[0].eval()
+    before = [module.training for module in model.modules()]
+    custom = diagd.custom_generate(diagd.DiagonalSchedule.spatial(GRID), context_frames=0)
+    generate(model, prompt, custom)
+    assert [module.training for module in model.modules()] == before
+    with pytest.raises(ValueError, match="prompt ids must be in"):
+        generate(model, prompt + VOCAB_SIZE, custom)
+    assert [module.training for module in model.modules()] == before
 
 
 def test_the_weights_and_the_attention_of_the_model_stay_as_they_were(llama, prompt):

@@ -5,6 +5,7 @@ do not depend on how many lanes share a step.
 """
 
 import ctypes
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -85,6 +86,9 @@ class NativeModel(CausalModel):
         self.max_threads = usable_cores()  # of a step, which uses as many as PyTorch otherwise
         self._laid_out = NativeWeights(model, weights, self._library.block_columns(), use_up)
         self.weight_bytes = self._laid_out.weight_bytes  # of a weight that a step reads
+
+    def __reduce__(self) -> NoReturn:  # for copy.deepcopy as well
+        raise TypeError("a model in native kernels is neither copied nor pickled: load it again")
 
     @property
     def shape(self) -> ModelShape:

@@ -1,5 +1,7 @@
 """What only our C++ kernels have to keep; the rest is in `tests/backends/conformance.py`."""
 
+import copy
+import pickle
 import sys
 from itertools import product
 from pathlib import Path
@@ -227,6 +229,12 @@ def test_a_step_without_memory_for_it_is_an_error(weights):
             native.forward(tokens, lanes, lanes, rule, cache, 1)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_copies_are_refused_in_words(copied):
+    with pytest.raises(TypeError, match="a model in native kernels is neither copied nor pickled"):
+        copied(NativeModel(tiny_model()))
 
 
 def test_a_cache_of_another_model_is_refused():
