@@ -9,6 +9,7 @@ diagd tokenize --clips more_clips --tokenizer tokens/tokenizer --out more
 
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from diagd.backends.devices import device_of
@@ -86,7 +87,7 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
     if options.tokenizer is not None:  # after the shards, which refuse another one than their own
         copy_whole(options.tokenizer, options.out / TOKENIZER_FOLDER, OF_TRAINING)
     scenes = write_starts(options.out, others, vocabulary, options.size_px)
-    console.print(f"next: diagd train --tokens {options.out} --out world")
+    console.print(f"next: diagd train --tokens {quote(str(options.out))} --out world")
     counts = {name: len(paths) for name, paths in parts.items()}
     return {"clips": counts, "frames_per_clip": piece, "scenes": scenes, **report}
 

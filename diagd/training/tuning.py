@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -214,13 +215,14 @@ def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
 
 def advise(choice: dict[str, Any] | None, options: TuneOptions) -> str:
     """Name the command that uses the choice, and the one that keeps it."""
+    model = quote(options.model)
     if choice is None:
-        return f"next: a larger --tolerance, or diagd finetune --init {options.model}"
-    use = f"next: diagd play --model {options.model} --strategy {choice['name']}"
+        return f"next: a larger --tolerance, or diagd finetune --init {model}"
+    use = f"next: diagd play --model {model} --strategy {quote(choice['name'])}"
     if options.model in available_models():
         return use
     if options.make_default:
-        return f"next: diagd play --model {options.model}, which decodes so by default now"
+        return f"next: diagd play --model {model}, which decodes so by default now"
     return f"{use}; the same diagd tune with --make-default lets {options.model} decode so always"
 
 

@@ -74,14 +74,14 @@ def test_from_clips_of_a_game_to_a_world_to_play(command, tmp_path, monkeypatch)
     """The whole road, by the commands that each command names as the next one."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     AcceleratorState._reset_state(reset_partial_state=True)
-    clips, tokens, out = (tmp_path / name for name in ("clips", "tokens", "world"))
+    clips, tokens, out = (tmp_path / name for name in ("clips", "my tokens", "my world"))
     write_game(clips, num_clips=6)
     made = command("tokenize", "--clips", clips, "--out", tokens, "--steps", 2, "--codes", 24)
     assert made.code == 0, made
     told = " ".join(made.said.split())
     assert "5 clips to learn from, 1 held out, in pieces of 12 frames; actions: none, " in told
     assert "frames of 28x42 px are 4x6 tokens of 7x7 px" in told
-    assert f"next: diagd train --tokens {tokens} --out world" in told
+    assert f"next: diagd train --tokens '{tokens}' --out world" in told
 
     trained = command(
         "train", "--tokens", tokens, "--out", out, "--minutes", 0.05, "--batch-size", 4, "--json"
@@ -90,7 +90,8 @@ def test_from_clips_of_a_game_to_a_world_to_play(command, tmp_path, monkeypatch)
     assert trained.document["validation_loss"] > 0
     told = " ".join(trained.said.split())
     assert "mc-ar-128x3" in told
-    assert f"next: diagd play --model {out}" in told
+    assert f"next: diagd play --model '{out}'" in told
+    assert f"diagd tune --model '{out}' --tokens '{tokens}' finds" in told
     for picture in ("loss.png", "dreams.png"):
         assert (out / picture).read_bytes().startswith(b"\x89PNG")
     last = sorted((out / "dreams").glob("step_*.png"))[-1]
@@ -114,7 +115,7 @@ def test_from_clips_of_a_game_to_a_world_to_play(command, tmp_path, monkeypatch)
     flags = ("--tokens", tokens, "--model", out, "--frames", 4, "--strategy", "k=2", "zipar=2")
     tuned = command("tune", *flags, "--tolerance", 99, "--json")
     choice = tuned.document["choice"]["name"]
-    assert f"next: diagd play --model {out} --strategy {choice}" in " ".join(tuned.said.split())
+    assert f"next: diagd play --model '{out}' --strategy {choice}" in " ".join(tuned.said.split())
     kept = command("tune", *flags, "--tolerance", 99, "--make-default")
     assert kept.code == 0, kept
     assert json.loads((out / "generation.json").read_text())["decoding"] == choice

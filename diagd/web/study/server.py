@@ -14,6 +14,7 @@ import sqlite3
 from collections.abc import Collection
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import uvicorn
@@ -154,7 +155,9 @@ def main(options: StudyOptions) -> dict[str, Any]:
     """Make pairs, ask about them, or print the answers."""
     if options.make:
         systems = make_pairs(options)
-        make_console().print(f"ask: diagd study --pairs {options.pairs}", soft_wrap=True)
+        make_console().print(
+            f"ask: diagd study --pairs {quote(str(options.pairs))}", soft_wrap=True
+        )
         return {"pairs": str(options.pairs), "systems": systems, "num_pairs": options.make}
     path = options.answers or options.pairs / "study.db"
     if not options.results:
