@@ -238,13 +238,20 @@ REACH = 6  # rows and columns around a place that the figure shows
 
 def report_attention(options: AttentionOptions) -> dict[str, Any]:
     """Measure, draw, print and write the numbers; return them and where they went."""
-    world = VideoGenerator.from_pretrained(options.model, options.device, backend="eager")
+    world = VideoGenerator.from_pretrained(
+        options.model, options.device, backend="eager", tokenizer=options.tokenizer
+    )
     model, config = world.model, world.config
     assert isinstance(model, Transformer)
     if config.prefix_length or config.context_size or not world.defaults.context_frames:
         raise ValueError(
             "attention is measured without a text, in sequences that begin with a frame, which "
             f"those of {options.model} do not"
+        )
+    if options.frame >= config.frames_held:
+        raise ValueError(
+            f"frame must be in [1, {config.frames_held}), as {options.model} holds so many frames, "
+            f"got {options.frame}"
         )
     clips = [options.clips or WorldSource(options.model).folder / "prompt.mp4"]
     if clips[0].is_dir():
