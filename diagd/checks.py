@@ -6,10 +6,7 @@ from typing import Any, SupportsIndex
 
 
 def check_at_least(options: Any, **bounds: int) -> None:
-    """Refuse a number, or one of several, that is given and not at least its bound, such as NaN.
-
-    A whole number has to fit 64 bits as well.
-    """
+    """Refuse a number, or one of several, below its bound, NaN, or whole and beyond 64 bits."""
     for name, bound in bounds.items():
         value = getattr(options, name)
         values = value if isinstance(value, tuple) else (value,)

@@ -248,11 +248,8 @@ def report_attention(options: AttentionOptions) -> dict[str, Any]:
             "attention is measured without a text, in sequences that begin with a frame, which "
             f"those of {options.model} do not"
         )
-    if options.frame >= config.frames_held:
-        raise ValueError(
-            f"frame must be in [1, {config.frames_held}), as {options.model} holds so many frames, "
-            f"got {options.frame}"
-        )
+    if options.frame >= (held := config.frames_held):
+        raise ValueError(f"frame must be in [1, {held}), the model's frames, got {options.frame}")
     clips = [options.clips or WorldSource(options.model).folder / "prompt.mp4"]
     if clips[0].is_dir():
         clips = [clip.path for clip in find_clips(clips[0]).values()][: options.num_clips]
