@@ -6,12 +6,14 @@ from typing import Any, SupportsIndex
 
 
 def check_at_least(options: Any, **bounds: int) -> None:
-    """Refuse a number, or one of several, that is given and not at least its bound, such as NaN."""
+    """Refuse a number, or one of several, below its bound, NaN, or whole and beyond 64 bits."""
     for name, bound in bounds.items():
         value = getattr(options, name)
         values = value if isinstance(value, tuple) else (value,)
         if any(one is not None and not one >= bound for one in values):
             raise ValueError(f"{name} must be at least {bound}, got {value}")
+        if any(isinstance(one, int) and one >= 2**63 for one in values):
+            raise ValueError(f"{name} must fit 64 bits, got {value}")
 
 
 MAX_MESSAGE = 600  # characters of a message

@@ -131,9 +131,11 @@ def main() -> None:
     except (ValueError, OSError) as error:
         _fail(str(error))
     except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's, which need not be imported
-            raise
         said = str(error).split(". Including")[0].split(". Of the")[0].rstrip(".")
+        # torch's, which need not be imported
+        if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in said:
+            raise
+        said = said.rpartition("err == 0. ")[2]
         _fail(
             f"{said}: fewer frames or a smaller batch take less; where there is --dtype, so do "
             "bfloat16 and int8"

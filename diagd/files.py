@@ -147,7 +147,8 @@ def parse_object(line: str | bytes) -> dict[str, Any]:
 def rewind_log(path: Path, step: int) -> None:
     """Cut a log, if there is one, back to the step from which a killed run resumes."""
     if path.is_file():
-        kept = [line for line in read_json_lines(path) if line["step"] <= step]
+        with naming(path, KeyError):
+            kept = [line for line in read_json_lines(path) if line["step"] <= step]
         write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 

@@ -148,8 +148,8 @@ def git_commit(root: Path = _ROOT) -> str | None:
 def refuse_other_run(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise ValueError, beginning with `what`, where a setting differs from what it was before."""
     for name, value in before.items():
-        if now[name] != value:
-            raise ValueError(f"{what} {name}={value}, now {now[name]}; choose another --out")
+        if now.get(name) != value:
+            raise ValueError(f"{what} {name}={value}, now {now.get(name)}; choose another --out")
 
 
 def cpu_name() -> str:

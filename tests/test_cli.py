@@ -61,6 +61,15 @@ def test_a_device_out_of_memory_says_in_a_line_what_takes_less(command, monkeypa
     )
 
 
+def test_so_does_a_processor_out_of_memory(command, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(DecodingEngine, "__init__", lambda *_, **__: torch.empty(2**60))
+    outcome = command("generate", "--frames", 1)
+    assert (outcome.code, outcome.out, list(tmp_path.iterdir())) == (2, "", [])
+    assert outcome.err.splitlines()[-1].startswith("error: DefaultCPUAllocator: can't allocate me")
+    assert "fewer frames or a smaller batch take less" in outcome.err
+
+
 def test_plan_prints_one_json_document_and_its_table_elsewhere(command):
     outcome = command("plan", "--grid", COSMOS, "-k", 1, "-d", 40, "--json")
     assert outcome.code == 0

@@ -23,6 +23,7 @@ from diagd.decoding.model import Behind, Buffers, ModelWrapper, StepFunction, St
 from diagd.decoding.visibility import NEVER
 
 COMPILED_BLOCK, CAPTURED_BLOCK = 256, 512  # cache slots are read in whole blocks: few shapes
+NOT_COMPILED = "choose a backend that does not compile, such as eager or cuda-graph"
 MAX_GRAPHS = 256  # kept over one memory; then those captured first leave
 _SIDE_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
 
@@ -33,7 +34,7 @@ class Compiled(ModelWrapper[Behind]):
     replays = True
 
     def make_step(self, step: StepParts) -> StepFunction:
-        run = torch.compile(step.of(self.model).run, dynamic=True)
+        run = compile_or_refuse(step.of(self.model).run, NOT_COMPILED, dynamic=True)
         return lambda lanes, num_slots: run(lanes, whole_blocks(num_slots, COMPILED_BLOCK))
 
 
@@ -157,19 +158,24 @@ def compile_for_one_shape(function: FunctionType) -> Callable[..., None]:
     bound = function.__name__, function.__defaults__, function.__closure__
     own = FunctionType(function.__code__.replace(), function.__globals__, *bound)
     options: dict[str, Any] = {"triton.cudagraphs": False}
-    compiled = torch.compile(own, fullgraph=True, dynamic=False, options=options)
+    return compile_or_refuse(own, NOT_COMPILED, fullgraph=True, dynamic=False, options=options)
 
-    def run(*arguments: Any) -> None:
+
+def compile_or_refuse(
+    function: Callable[..., Any], advice: str, **options: Any
+) -> Callable[..., Any]:
+    """Compile a function when it is first called; a failure is a ValueError that ends in advice."""
+    compiled = torch.compile(function, **options)
+
+    def run(*arguments: Any) -> Any:
         from torch._dynamo.exc import TorchDynamoException  # here, for it takes a second
 
         try:
-            compiled(*arguments)
+            return compiled(*arguments)
         except TorchDynamoException as error:
             cause = getattr(error, "inner_exception", error)  # of whatever compiles
             reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
-            raise ValueError(
-                f"torch.compile cannot compile a step here ({reason}): "
-                "choose a backend that does not compile, such as cuda-graph"
-            ) from None
+            said = f"torch.compile cannot compile a step here ({reason}): {advice}"
+            raise ValueError(said) from None
 
     return run

@@ -238,7 +238,9 @@ REACH = 6  # rows and columns around a place that the figure shows
 
 def report_attention(options: AttentionOptions) -> dict[str, Any]:
     """Measure, draw, print and write the numbers; return them and where they went."""
-    world = VideoGenerator.from_pretrained(options.model, options.device, backend="eager")
+    world = VideoGenerator.from_pretrained(
+        options.model, options.device, backend="eager", tokenizer=options.tokenizer
+    )
     model, config = world.model, world.config
     assert isinstance(model, Transformer)
     if config.prefix_length or config.context_size or not world.defaults.context_frames:
@@ -246,6 +248,8 @@ def report_attention(options: AttentionOptions) -> dict[str, Any]:
             "attention is measured without a text, in sequences that begin with a frame, which "
             f"those of {options.model} do not"
         )
+    if options.frame >= (held := config.frames_held):
+        raise ValueError(f"frame must be in [1, {held}), the model's frames, got {options.frame}")
     clips = [options.clips or WorldSource(options.model).folder / "prompt.mp4"]
     if clips[0].is_dir():
         clips = [clip.path for clip in find_clips(clips[0]).values()][: options.num_clips]

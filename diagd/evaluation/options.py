@@ -198,6 +198,7 @@ class AttentionOptions:
     """Measure which tokens those of a frame attend to, and draw a figure."""
 
     model: str = "doom"  # the bundled model, or a checkpoint folder
+    tokenizer: Path | None = None  # folder, if not with the model; TorchScript in it runs
     clips: Path | None = None  # video or folder of videos, .jsonl beside; default: the model's own
     num_clips: int = 8  # of a folder, the first so many by name
     frame: int = 1  # from 0; of a video the last FRAME + 1 are read, of a recording the first

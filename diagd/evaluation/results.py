@@ -35,6 +35,13 @@ RASTER, CHANCE = "raster", "chance"
 BASELINES = ("truth", "reconstruction", "copy")
 REVISIT_BASELINES = ("reconstruction", CHANCE)
 
+# what lines have, beside their kind
+OF_CLIPS = "run", "model", "strategy", "clip", "video"
+OF_RUNS = (
+    *("run", "settings", "metrics", "models", "clips", "tokenizer", "options"),
+    *("commit", "device", "torch", "threads", "python"),
+)
+
 Record = dict[str, Any]
 
 
@@ -67,18 +74,24 @@ def video_path(model: str, strategy: str, clip: str) -> str:
 
 
 def read_results(path: Path) -> Results:
-    """Read a file; a last line that a killed run left unfinished is passed over."""
+    """Read a file; a last line that a killed run left unfinished is passed over.
+
+    ValueError where a line is not of this version, or its run is missing.
+    """
     require_file(path, "results")
     results = Results([], [])
     seen: set[tuple[str, str, str]] = set()
     for number, record in enumerate(read_json_lines(path), start=1):
-        try:
-            if record["kind"] == "run":
-                results.runs.append(record)
-                continue
-            key = key_of(record)
-        except KeyError:
-            raise ValueError(f"{path}:{number}: expected a line of diagd evaluate") from None
+        is_run = record.get("kind") == "run"
+        if missing := [name for name in (OF_RUNS if is_run else OF_CLIPS) if name not in record]:
+            said = f"expected a line of diagd evaluate of this version, with {missing[0]!r}"
+            raise ValueError(f"{path}:{number}: {said}")
+        if is_run:
+            results.runs.append(record)
+            continue
+        key = key_of(record)
+        if not any(record["model"] in run["models"] for run in results.runs):
+            raise ValueError(f"{path}:{number}: the line of its run is missing")
         if key in seen:
             raise ValueError(f"{path}:{number}: {' '.join(key)} is there twice")
         seen.add(key)

@@ -52,7 +52,7 @@ class TokenClips:
 
 def find_clips(folder: Path) -> list[Path]:
     """List the videos of a folder by name; FileNotFoundError without any."""
-    paths = sorted(folder.glob("[!.]*.mp4"))
+    paths = sorted(path for path in folder.glob("[!.]*.*") if path.suffix.lower() == ".mp4")
     if not paths:
         raise FileNotFoundError(f"no .mp4 clips in {folder}")
     return paths

@@ -19,8 +19,16 @@ from torch.distributed.tensor import DTensor
 
 from diagd.console import progress
 from diagd.data.actions import ActionVocabulary
-from diagd.families.checkpoints import save_model
-from diagd.files import append_line, read_json_lines, rewind_log, save_figure, write_json
+from diagd.families.checkpoints import CONFIG_FILE, save_model
+from diagd.files import (
+    append_line,
+    naming,
+    read_json_lines,
+    read_json_object,
+    rewind_log,
+    save_figure,
+    write_json,
+)
 from diagd.models.transformer import Transformer
 from diagd.system import keep_freed_memory, refuse_other_run
 from diagd.tokenizers.shards import TokenClips, part_of, read_shards
@@ -30,12 +38,21 @@ from diagd.training.setup import choose_precision, make_optimizers
 
 NUM_VALIDATION_BATCHES = 8
 NUM_STAGES = 10  # of a run; at the end of each it is looked at what the model can do
+RUN_FILE = Path("training", "run.json")  # in the folder of a run: what it was, and its last step
 AGREE_S = 1.0  # of training, after which several processes agree on the time again
 Look = Callable[[], dict[str, Any]]  # what was seen, for the log
 
 
 def read_clips(options: RunOptions) -> tuple[TokenClips, TokenClips | None]:
-    """Read the clips to train on, and those to validate on if there are any."""
+    """Read the clips to train on, and those to validate on if there are any.
+
+    A model that is there, and not of a run that can go on, is refused: it would be overwritten.
+    """
+    if (options.out / CONFIG_FILE).is_file() and not (options.out / RUN_FILE).is_file():
+        raise ValueError(
+            f"{options.out} holds a model, and not what its training needs to go on: choose "
+            "another --out"
+        )
     clips = read_shards(part_of(options.tokens, "train"))
     beside = options.tokens / "heldout"
     validation = options.validation or (beside if beside.is_dir() else None)
@@ -121,7 +138,7 @@ class TrainingRun:
             )
         self.model, *self.optimizers = accelerator.prepare(model, *optimizers)
         # all that a run needs to go on: the state of a step, which run.json names once it is whole
-        self.checkpoint = options.out / "training"
+        self.checkpoint = options.out / RUN_FILE.parent
         self.log_file = options.out / "log.jsonl"
         self.step, self.saved, self.seconds = 0, -1, 0.0
         self.agreed_at, self.agree_at = 0, 0  # steps: of the last agreement, of the next one
@@ -133,17 +150,20 @@ class TrainingRun:
     def resume(self) -> None:
         """Continue from the checkpoint, refusing one of another run; cut the log back to it."""
         self.options.out.mkdir(parents=True, exist_ok=True)
-        state_file = self.checkpoint / "run.json"
+        state_file = self.options.out / RUN_FILE
         if state_file.is_file():
-            state = json.loads(state_file.read_text(encoding="utf-8"))
-            step, seconds = state.pop("step"), state.pop("seconds")
-            held = f"{self.options.out} holds a run of"
-            refuse_other_run(held, {name: state.pop(name) for name in self.settings}, self.settings)
-            if state != self.identity:
-                raise ValueError(
-                    f"{held} another model, tokenizer or schedule; choose another --out"
-                )
-            self.accelerator.load_state(str(self.checkpoint / f"step_{step}"))
+            state = read_json_object(state_file)
+            damage = KeyError, SafetensorError, RuntimeError, EOFError
+            held = f"{self.options.out} holds a run"
+            with naming(f"{held} damaged or of another version; choose another --out", damage):
+                step, seconds = state.pop("step"), state.pop("seconds")
+                before = {name: state.pop(name) for name in self.settings}
+                refuse_other_run(f"{held} of", before, self.settings)
+                if state != self.identity:
+                    raise ValueError(
+                        f"{held} of another model, tokenizer or schedule; choose another --out"
+                    )
+                self.accelerator.load_state(str(self.checkpoint / f"step_{step}"))
             self.step, self.saved, self.seconds, self.agreed_at = step, step, seconds, step
         if self.accelerator.is_main_process:
             rewind_log(self.log_file, self.step)
@@ -288,7 +308,7 @@ class TrainingRun:
         self.accelerator.wait_for_everyone()
         if is_main:
             state = {"step": self.step, "seconds": self.seconds, **self.settings}
-            write_json(self.checkpoint / "run.json", state | self.identity)
+            write_json(self.options.out / RUN_FILE, state | self.identity)
             for old in set(self.checkpoint.glob("step_*")) - {fresh}:
                 shutil.rmtree(old, ignore_errors=True)
         self.saved = self.step

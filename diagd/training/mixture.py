@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask
 
 from diagd.backends.native.trained_attention import mask_kernel
+from diagd.backends.replay import compile_or_refuse
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
 from diagd.decoding.strategies.table import Raster, Strategy
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
@@ -45,8 +46,9 @@ class ViewLoss:
         whole = _masks_of(self.view, None, compiled)
         near = _masks_of(self.view, sliding_window, compiled) if sliding_window else whole
         self.visible, self.visible_rounded = map(LayerMasks, whole, near)
-        self._loss = torch.compile(view_loss) if compiled else view_loss
-        self._logits = torch.compile(view_logits) if compiled else view_logits
+        advice = "train with --no-compile"
+        self._loss = compile_or_refuse(view_loss, advice) if compiled else view_loss
+        self._logits = compile_or_refuse(view_logits, advice) if compiled else view_logits
 
     def __call__(self, model: nn.Module, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
         """Return the loss of sequences (B, N) int64, others being fed in their place if given."""

@@ -183,6 +183,7 @@ class RunOptions:
             ("warmup_steps", 0 <= self.warm_up < max_steps, f"in [0, steps={max_steps})"),
             ("hold", 0 <= self.hold < 1, "in [0, 1)"),
             ("learning_rate", 0 <= self.learning_rate < math.inf, "0 or more"),
+            ("weight_decay", self.weight_decay < math.inf, "finite"),
             ("clip_norm", self.clip_norm > 0, "above 0"),
             ("precision", self.precision in ("auto", "bf16", "no"), "auto, bf16 or no"),
             ("corrupt", 0 <= self.corrupt < 1, "in [0, 1)"),

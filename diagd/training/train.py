@@ -39,7 +39,7 @@ from diagd.decoding.schedule import TokenGrid
 from diagd.families.checkpoints import TOKENIZER_FOLDER, load_model, model_path
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.presets import WORLD_SIZES
-from diagd.files import read_json_lines, read_json_object, save_figure, write_json
+from diagd.files import naming, read_json_lines, read_json_object, save_figure, write_json
 from diagd.models.transformer import Transformer, num_parameters
 from diagd.pipeline.prompts import prompt_tokens
 from diagd.tokenizers.shards import TokenClips
@@ -224,7 +224,8 @@ def plan_run(options: TrainOptions, clips: TokenClips) -> RunPlan:
     """Choose a model for the time unless one is named; the plan of a killed run is kept."""
     path, model = options.out / PLAN_FILE, options.model
     if path.is_file():
-        plan = RunPlan(**read_json_object(path))
+        with naming(f"{path} is of another version, delete it", TypeError):
+            plan = RunPlan(**read_json_object(path))
         if model in (None, plan.model):
             return plan
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -239,7 +240,7 @@ def plan_run(options: TrainOptions, clips: TokenClips) -> RunPlan:
                 costs.append(_probe(options, clips, name, left))
     if len(costs) == 1:  # a step that took that long is all arithmetic: it grows with the weights
         costs.insert(0, (0, 0.0))
-    seconds_left = options.seconds - (time.monotonic() - started)
+    seconds_left = max(options.seconds - (time.monotonic() - started), 1.0)
     data_tokens = len(clips.tokens) * clips.tokens.shape[1] * (clips.tokens[0, 0].numel() + 1)
     tokens_per_step = processes * options.batch_of(clips) * options.length_of(clips)
     steps = math.ceil(MAX_PASSES * data_tokens / tokens_per_step)

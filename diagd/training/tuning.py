@@ -218,7 +218,7 @@ def advise(choice: dict[str, Any] | None, options: TuneOptions) -> str:
     model = quote(options.model)
     if choice is None:
         return f"next: a larger --tolerance, or diagd finetune --init {model}"
-    use = f"next: diagd play --model {model} --strategy {choice['name']}"
+    use = f"next: diagd play --model {model} --strategy {quote(choice['name'])}"
     if options.model in available_models():
         return use
     if options.make_default:

@@ -32,15 +32,16 @@ def frames_of(folder, system, number=0):
 
 
 def test_pairs_are_dreamt_and_can_be_asked_about(make, tmp_path):
+    folder = tmp_path / "my pairs"
     outcome = make("--strategy", "raster", "k=1", "k=2", folder="my pairs")
     assert outcome.code == 0, outcome.err
-    assert f"ask: diagd study --pairs '{tmp_path / 'my pairs'}'" in outcome.said
+    assert f"ask: diagd study --pairs '{folder}'" in outcome.said
     assert outcome.document["systems"] == ["raster", "k=1", "k=2"]
-    pairs = find_pairs(tmp_path / "my pairs", ("k=1:raster", "k=2:raster"))
+    pairs = find_pairs(folder, ("k=1:raster", "k=2:raster"))
     assert list(pairs.clips) == ["pair_000", "pair_001"]
     assert "controllability" in pairs.questions
     for number, actions in enumerate(pairs.clips.values()):
-        frames = frames_of(tmp_path / "my pairs", "k=1", number)
+        frames = frames_of(folder, "k=1", number)
         assert frames.shape == (CONTEXT + FRAMES, HEIGHT_PX, WIDTH_PX, 3)
         assert actions is not None
         assert actions[:CONTEXT] == PROMPT_ACTIONS[-CONTEXT:]
@@ -64,6 +65,8 @@ def test_clips_that_are_there_are_kept_and_the_same_flags_repeat_the_rest(make, 
     make()
     assert (kept.stat().st_mtime_ns, lost.read_bytes()) == (marked, before)
     make("--seed", 1).assert_refused(r"holds pairs made with other options .*made\.json")
+    (tmp_path / "pairs" / "made.json").write_text('{"mod')
+    make().assert_refused(r"made\.json: not valid JSON")
 
 
 def test_flags_that_were_refused_do_not_bind_the_next_ones(make):

@@ -54,6 +54,8 @@ def run_line(*models, run=0):
         "settings": settings,
         "metrics": {"lpips": None, "fvd": None, "fid": None},
         "models": dict.fromkeys(models or ("tiny",), "0123456789ab"),
+        "clips": {},
+        "tokenizer": None,
         "options": {"workers": 0, "out": "work/<study>"},
         "commit": "abc123",
         "device": "a machine",

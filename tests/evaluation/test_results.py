@@ -76,8 +76,25 @@ def test_a_strange_line_is_named(line, message, tmp_path):
 
 
 def test_a_clip_that_is_there_twice_is_named(tmp_path):
-    path = write_lines(tmp_path / "r.jsonl", *[clip_line("k=1", "a")] * 2)
-    with pytest.raises(ValueError, match=r"r\.jsonl:2: tiny k=1 a is there twice"):
+    path = write_lines(tmp_path / "r.jsonl", run_line(), *[clip_line("k=1", "a")] * 2)
+    with pytest.raises(ValueError, match=r"r\.jsonl:3: tiny k=1 a is there twice"):
+        read_results(path)
+
+
+@pytest.mark.parametrize("runs", [[], [run_line("another")]])
+def test_a_clip_whose_run_is_missing_is_named(runs, tmp_path):
+    path = write_lines(tmp_path / "r.jsonl", *runs, clip_line("k=1", "a"))
+    with pytest.raises(ValueError, match=rf"r\.jsonl:{len(runs) + 1}: the line of its run is miss"):
+        read_results(path)
+
+
+@pytest.mark.parametrize("name", ["settings", "metrics", "models", "tokenizer", "commit", "python"])
+def test_a_run_line_of_another_version_is_named(name, tmp_path):
+    line = run_line()
+    del line[name]
+    path = write_lines(tmp_path / "r.jsonl", line, clip_line("k=1", "a"))
+    message = rf"r\.jsonl:1: expected a line of diagd evaluate of this version, with '{name}'"
+    with pytest.raises(ValueError, match=message):
         read_results(path)
 
 

@@ -59,6 +59,13 @@ def test_the_held_out_part_stays_when_clips_are_added(tmp_path):
     assert not set(more) & set(still)
 
 
+def test_endings_may_be_upper_case(tmp_path):
+    write_clips(tmp_path / "clips", num_clips=3, num_frames=1)
+    first = min((tmp_path / "clips").glob("*.mp4"))
+    first.rename(first.with_suffix(".MP4"))
+    assert [path.suffix for path in find_clips(tmp_path / "clips")] == [".MP4", ".mp4", ".mp4"]
+
+
 def test_few_clips_have_one_held_out():
     clips = [Path("a"), Path("b")]
     assert split_clips(clips, 0.1) == ([Path("a")], [Path("b")])

@@ -15,11 +15,11 @@ from diagd.tokenizers.shards import read_shards
 from diagd.training import loop, train
 from diagd.training.loop import draw_batch, plot_loss
 from diagd.training.setup import fit_config
-from diagd.training.train import pretrain
+from diagd.training.train import FinetuneOptions, finetune, pretrain
 from tests.training.runs import assert_same_run, log_of, run_killed, weights_of
 from tests.worlds import SHARD_CODES as NUM_CODES
 from tests.worlds import SHARD_NAMES as NAMES
-from tests.worlds import clips_of, write_shard
+from tests.worlds import clips_of, write_shard, write_shard_model
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +207,43 @@ def test_a_log_whose_last_line_was_cut_short_does_not_stop_a_run(options, whole)
     assert_same_run(killed.out, whole)
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("training/run.json", b'{"step": 1', r"run\.json: not valid JSON"),
+        ("training/run.json", b"[]", r"run\.json: expected a JSON object, got list"),
+        ("training/run.json", b"{}", r"run holds a run damaged .*: no 'step' in it"),
+        ("training/run.json", b'{"step": 1, "seconds": 1}', r"damaged .*: no 'seed' in it"),
+        ("training/step_1/model.safetensors", b"torn", r"holds a run damaged .* header"),
+        ("training/step_1/optimizer.bin", b"PK\3\4torn", r"holds a run damaged .*zip"),
+        ("training/step_1/optimizer.bin", b"", r"holds a run damaged .*EOFError"),
+        ("log.jsonl", b'{"loss": 1.0}\n', r"log\.jsonl: no 'step' in it"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Environment variable TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+def test_damage_of_what_a_run_goes_on_from_is_one_line(file, content, message, options):
+    run = options(steps=1, warmup_steps=0)
+    pretrain(run)
+    (run.out / file).write_bytes(content)
+    weights = (run.out / "model.safetensors").read_bytes()
+    with pytest.raises(ValueError, match=message) as caught:
+        pretrain(options())
+    assert "\n" not in str(caught.value)
+    assert (run.out / "model.safetensors").read_bytes() == weights
+
+
+def test_a_model_that_no_run_can_go_on_with_is_not_overwritten(options, tmp_path):
+    out = write_shard_model(options().out)
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    for timed in ({}, {"steps": None, "minutes": 0.1, "warmup_steps": None}):
+        with pytest.raises(ValueError, match=r"run holds a model, .*: choose another --out"):
+            pretrain(options(**timed))
+    same = FinetuneOptions(tokens=tmp_path / "tokens", out=out, init=str(out), frames=3)
+    with pytest.raises(ValueError, match=r"run holds a model, .*: choose another --out"):
+        finetune(same)
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+
+
 def test_a_finished_run_is_left_as_it_is(options):
     run = options()
     pretrain(run)
@@ -249,7 +286,10 @@ def test_what_a_run_began_with_is_not_changed_on_the_way(changes, message, optio
         ({"minutes": 0}, r"minutes must be above 0, got 0"),
         ({"hours": math.inf}, r"hours must be above 0, got inf"),
         ({"seed": -1}, r"seed must be at least 0, got -1"),
+        ({"seed": 2**64}, r"seed must fit 64 bits, got 18446744073709551616"),
+        ({"batch_size": 10**20}, r"batch_size must fit 64 bits, got 1"),
         ({"weight_decay": -0.1}, r"weight_decay must be at least 0, got -0.1"),
+        ({"weight_decay": math.inf}, r"weight_decay must be finite, got inf"),
         ({"save_minutes": math.nan}, r"save_minutes must be at least 0, got nan"),
         ({"learning_rate": math.nan}, r"learning_rate must be 0 or more, got nan"),
         ({"learning_rate": -1.0}, r"learning_rate must be 0 or more, got -1.0"),

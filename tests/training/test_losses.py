@@ -86,6 +86,23 @@ def test_a_cpu_compiles_the_loss_where_that_pays(asked, compiled, options, monke
     assert bool(calls) == compiled
 
 
+def test_a_loss_that_cannot_be_compiled_names_the_flag_that_helps(tmp_path, monkeypatch):
+    """As after a run that was killed while it compiled, and left an empty library."""
+
+    def fails(graph, inputs):
+        raise OSError("lib.so: file too short")
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=fails))
+    model = load_model(write_shard_model(tmp_path / "init"))
+    grid = TokenGrid(3, HEIGHT, WIDTH)
+    view = teacher_view(DiagonalSchedule(grid, 1, 2), SequenceLayout(grid, 1, 1))
+    message = (
+        r"^torch\.compile cannot compile a step here \(lib\.so: .*\): train with --no-compile$"
+    )
+    with pytest.raises(ValueError, match=message):
+        ViewLoss(view, torch.device("cpu"), True)(model, draw_batch(clips_of(), 4, 2, 0))
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_the_loss_of_a_model_with_sliding_layers_is_that_of_its_logits():
     grid, tokens, lags = TokenGrid(3, 3, 5), random_tokens(2, 15 + 3 * 17, vocab_size=44), (1, 2)

@@ -154,6 +154,14 @@ def test_measuring_is_a_part_of_the_time_and_ends_with_it(timed, monkeypatch):
     assert plan.tokens <= 40.1 * plan.data_tokens
 
 
+def test_a_plan_of_another_version_is_named(timed):
+    run = timed()
+    run.out.mkdir()
+    (run.out / train.PLAN_FILE).write_text('{"model": "mc-ar-128x3"}')
+    with pytest.raises(ValueError, match=r"plan\.json is of another version, delete it: .*missing"):
+        plan_run(run, CLIPS)
+
+
 def test_speeds_lie_on_a_line_through_what_was_measured():
     costs = [(100, 1.0), (300, 2.0)]
     for weights, seconds in ((100, 1.0), (200, 1.5), (300, 2.0), (500, 3.0)):

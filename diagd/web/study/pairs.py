@@ -24,7 +24,7 @@ from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.table import Conditions, Strategy
 from diagd.families.checkpoints import find_model
 from diagd.families.clip_files import ClipFile, find_clips
-from diagd.files import require_folder, write_json
+from diagd.files import read_json_object, require_folder, write_json
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.world_folder import WorldSource
 from diagd.web.study.options import StudyOptions
@@ -185,7 +185,7 @@ def _remember(options: StudyOptions) -> None:
     }
     path = options.pairs / "made.json"
     is_begun = path.is_file() and any(options.pairs.glob("*/pair_*.mp4"))
-    if is_begun and json.loads(path.read_text(encoding="utf-8")) != made:
+    if is_begun and read_json_object(path) != made:
         raise ValueError(
             f"{options.pairs} holds pairs made with other options ({path}): choose another"
         )

@@ -155,8 +155,8 @@ def main(options: StudyOptions) -> dict[str, Any]:
     """Make pairs, ask about them, or print the answers."""
     if options.make:
         systems = make_pairs(options)
-        ask = f"ask: diagd study --pairs {quote(str(options.pairs))}"
-        make_console().print(ask, soft_wrap=True)
+        pairs = quote(str(options.pairs))
+        make_console().print(f"ask: diagd study --pairs {pairs}", soft_wrap=True)
         return {"pairs": str(options.pairs), "systems": systems, "num_pairs": options.make}
     path = options.answers or options.pairs / "study.db"
     if not options.results:
