@@ -30,7 +30,8 @@ from diagd.web.play.welcome import describe, offered, opening
 STATIC, KERNELS = (Path(__file__).with_name(name) for name in ("static", "kernels"))
 WORLD_FILE, MANIFEST = "world.bin", "world.json"
 PAGE, HERE = '<html lang="en">', '<html lang="en" data-engine="browser">'
-FIRST, NO_SCRIPT = ">Connecting<", ">If nothing comes: serve this page (python -m http.server).<"
+FIRST = "Connecting</p>"  # what the page says until its scripts run, which they do not from a file
+LATE = 'Connecting <span class="late">(serve this folder: python -m http.server)</span></p>'
 
 
 def export(options: ExportWebOptions) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def export(options: ExportWebOptions) -> dict[str, Any]:
 
 def page_files() -> dict[str, bytes]:
     page = (STATIC / "index.html").read_text(encoding="utf-8")
-    page = page.replace(PAGE, HERE, 1).replace(FIRST, NO_SCRIPT, 1)  # until its scripts run
+    page = page.replace(PAGE, HERE, 1).replace(FIRST, LATE, 1)
     static = {path.name: path.read_bytes() for path in sorted(STATIC.iterdir())}
     return {
         "index.html": page.encode(),

@@ -211,7 +211,10 @@ def test_what_computes_does_not_push_the_state_out_of_a_narrow_window(visit, sit
 def test_a_page_that_is_opened_as_a_file_says_what_it_needs(visit, world, tmp_path):
     export(ExportWebOptions(tmp_path / "site", model=str(world)))
     page = visit((tmp_path / "site" / "index.html").as_uri(), quiet=False)
-    expect(page.locator("#curtain-text")).to_contain_text("serve this page (python -m http.server)")
+    told = page.locator("#curtain-text span")
+    expect(told).to_be_hidden()
+    expect(told).to_be_visible()
+    expect(told).to_have_text("(serve this folder: python -m http.server)")
 
 
 def test_without_isolation_it_runs_on_one_thread(visit, site):
