@@ -128,6 +128,10 @@ def main() -> None:
             parsing.print_completion({name: options_of(name) for name in COMMANDS}, *flags[:1])
         else:
             _run(name, flags)
+        print(end="", flush=True)
+    except BrokenPipeError:  # who reads our output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
     except (ValueError, OSError) as error:
         _fail(str(error))
     except RuntimeError as error:
@@ -205,7 +209,7 @@ def _examples(name: str) -> list[str]:
 @contextlib.contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
     """Send what Python, other processes and libraries print on stdout to stderr."""
-    sys.stdout.flush()
+    print(end="", flush=True)
     stdout = os.dup(1)
     os.dup2(2, 1)
     try:

@@ -413,6 +413,14 @@ def test_an_interrupted_command_ends_quietly(command, monkeypatch):
     assert (outcome.code, outcome.err) == (130, "")
 
 
+@pytest.mark.parametrize("flags", ["--help", "plan --grid 3x14x24 --json"])
+def test_a_reader_that_has_seen_enough_ends_a_command_quietly(flags):
+    script = f"{sys.executable} -m diagd {flags} | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+    assert "rror" not in done.stderr
+
+
 def test_the_package_runs_as_a_module(tmp_path):
     def run(*flags):
         arguments = [sys.executable, "-m", "diagd", "plan", "--grid", COSMOS, *flags]
