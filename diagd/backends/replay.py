@@ -55,9 +55,8 @@ class Captured(ModelWrapper[Behind]):
         kept, self._waiting = self._waiting, None
         if kept is None or not self._renew(kept[0], batch_size, num_slots, context):
             kept = None  # gone before others are allocated: the memory may not hold two
-            buffers = super().make_buffers(
-                batch_size, whole_blocks(num_slots, CAPTURED_BLOCK), context
-            )
+            slots = whole_blocks(num_slots, CAPTURED_BLOCK)
+            buffers = super().make_buffers(batch_size, slots, context)
             kept = buffers, Graphs(self.model.device, len(buffers.held) - 1)
         lent = dataclasses.replace(kept[0])  # when the stream lets go of it, the memory waits
         self._graphs[lent] = kept[1]
@@ -78,15 +77,13 @@ class Captured(ModelWrapper[Behind]):
         graphs, kind, whole = self._graphs[step.buffers], step.kind, step.of(self.model).run
 
         def run(lanes: Tensor, num_slots: int) -> None:
-            seconds = graphs.run(kind, whole, lanes, num_slots, self.compiled)
-            step.buffers.capture_seconds += seconds
+            step.buffers.capture_seconds += graphs.run(kind, whole, lanes, num_slots, self.compiled)
 
         return run
 
 
 def _wait(model: "weakref.ref[Captured[Any]]", kept: "tuple[Buffers, Graphs]") -> None:
-    alive = model()
-    if alive is not None:
+    if (alive := model()) is not None:
         alive._waiting = kept
 
 

@@ -74,10 +74,8 @@ class ActionVocabulary:
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) != len(self.names):
-            shown = ", ".join(map(repr, self.names[:8]))
-            raise ValueError(
-                f"action names must be distinct and not empty, got {len(self.names)}: {shown}"
-            )
+            given = f"{len(self.names)}: {', '.join(map(repr, self.names[:8]))}"
+            raise ValueError(f"action names must be distinct and not empty, got {given}")
 
     def id_of(self, name: str) -> int:
         if name not in self.names:

@@ -185,8 +185,7 @@ class DecodingEngine:
 def _frames(stream: Stream, strategy: Strategy, actions: Tensor) -> Generator[Tensor, None, None]:
     done, num_frames = 0, actions.shape[1]
     while done < num_frames:
-        fitting = stream.room() or int(stream.is_endless)
-        if not fitting:
+        if not (fitting := stream.room() or int(stream.is_endless)):
             stream.drop_oldest()
             continue
         part = actions[:, done : done + fitting]

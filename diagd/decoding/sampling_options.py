@@ -38,8 +38,7 @@ class SamplingOptions:
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
         for name in ("temperature", "top_p"):
-            value = getattr(self, name)
-            if value and value < _MIN:
+            if (value := getattr(self, name)) and value < _MIN:
                 raise ValueError(f"{name} above 0 must be at least 2**-100, got {value}")
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
             raise ValueError("top_k and top_p need a temperature above 0, got temperature 0")

@@ -38,8 +38,7 @@ class TokenGrid:
     @classmethod
     def parse(cls, text: str) -> "TokenGrid":
         """Read a text `TxHxW`, such as `3x40x64`, or raise ValueError."""
-        match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", text.strip(), flags=re.ASCII)
-        if not match:
+        if not (match := re.fullmatch(r"(\d+)x(\d+)x(\d+)", text.strip(), flags=re.ASCII)):
             raise ValueError(f"grid must look like TxHxW (for example 3x40x64), got {text!r}")
         return cls(*map(int, match.groups()))
 
@@ -324,7 +323,6 @@ def _stand_in(order: Order, layout: SequenceLayout, t: int, i: int, j: int) -> i
 
 
 def check_row_start(row_start: str) -> None:
-    if row_start not in get_args(RowStart):
-        raise ValueError(
-            f"row_start must be one of {', '.join(get_args(RowStart))}, got {row_start!r}"
-        )
+    known = get_args(RowStart)
+    if row_start not in known:
+        raise ValueError(f"row_start must be one of {', '.join(known)}, got {row_start!r}")

@@ -110,10 +110,8 @@ def teacher_view(
     """
     length, num_frames = prefix_length + layout.context_slots, layout.grid.num_frames
     given = layout.context_frames
-    learnt: set[int] = set()
-    if learn_context:
-        starts = [t * layout.slots_per_frame for t in range(-given, 0)]
-        learnt = {length + start + slot for start in starts for slot in layout.token_slots}
+    starts = [t * layout.slots_per_frame for t in range(-given, 0)] if learn_context else []
+    learnt = {length + start + slot for start in starts for slot in layout.token_slots}
     lanes = [
         (slot, slot - length + 1, slot, slot + 1 if slot + 1 in learnt else -1)
         for slot in range(length - 1)

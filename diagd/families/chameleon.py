@@ -136,8 +136,7 @@ def _said(words: Any, text: str, known: Mapping[str, int], ends: Sequence[int] =
 
 
 def _tokenizer(found: Checkpoint) -> VQTokenizer:
-    path = found.path.parent / "tokenizer" / "vqgan.ckpt"
-    if not path.is_file():
+    if not (path := found.path.parent / "tokenizer" / "vqgan.ckpt").is_file():
         raise ValueError(
             f"{found.path}: holds no decoder of images: put vqgan.ckpt of Meta's release into "
             f"{path.parent}, or name a folder with --tokenizer"

@@ -347,8 +347,7 @@ def write_checkpoint(folder: Path, config: ModelConfig, weights: Mapping[str, Te
 
 def save_tokenizer(folder: Path, tokenizer: VideoTokenizer) -> None:
     """Write a tokenizer without loss into a folder of ours; TorchScript is refused."""
-    save = getattr(tokenizer, "save_pretrained", None)
-    if save is None:
+    if (save := getattr(tokenizer, "save_pretrained", None)) is None:
         raise ValueError(f"a {type(tokenizer).__name__} cannot be stored in {folder}")
     save(folder / TOKENIZER_FOLDER, torch.float32)
 

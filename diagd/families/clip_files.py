@@ -98,10 +98,8 @@ class ClipFile:
         else:
             video = read_video(self.path, count, start=start, fps=fps, size_px=size_px)
             frames, rate = video.frames, video.fps
-        if len(frames) != count:
-            raise ValueError(
-                f"{self.path} is truncated: expected {count} frames, decoded {len(frames)}"
-            )
+        if (found := len(frames)) != count:
+            raise ValueError(f"{self.path} is truncated: expected {count} frames, decoded {found}")
         return Clip(self.name, frames, rate, actions and actions[start : start + count])
 
     def actions(self) -> list[str] | None:

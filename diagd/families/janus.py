@@ -39,8 +39,7 @@ _EMBEDDING = "model.embed_tokens.weight"
 
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     tensors, side = rename_by(_RENAMED, source.tensors), source.side
-    text = side.get("text_config") or side.get("language_config")
-    if not text:
+    if not (text := side.get("text_config") or side.get("language_config")):
         raise ValueError("expected a config.json beside it that has text_config")
     text = {"max_position_embeddings": 2048} | text  # a config omits what is as transformers has it
     if (activation := (side.get("vq_config") or {}).get("hidden_act", "gelu")) != "gelu":
@@ -90,10 +89,8 @@ class JanusPrompts(TextPrompts):
     def __call__(self, text: str) -> TextIds:
         said = f"<|User|>: {text}\n\n<|Assistant|>:"  # DeepSeek's folders have no template
         if self.words.chat_template:
-            content = [{"type": "text", "text": text}]
-            said = self.words.apply_chat_template(
-                [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-            )
+            chat = [{"role": "user", "content": [{"type": "text", "text": text}]}]
+            said = self.words.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         prompt = torch.tensor([self.words(said + self.start).input_ids])
         unconditional = prompt.clone()
         unconditional[:, 1:-1] = self.padding

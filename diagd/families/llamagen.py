@@ -48,8 +48,7 @@ class ImageNetClasses(ActionVocabulary):
     def id_of(self, name: str) -> int:
         if name == "none":
             return _NUM_CLASSES
-        match = re.fullmatch(r"(?:class )?([0-9]{1,3})", name)
-        if not match:
+        if not (match := re.fullmatch(r"(?:class )?([0-9]{1,3})", name)):
             raise ValueError(f"unknown class {name!r}, expected class 0 to class 999, or none")
         return int(match[1])
 

@@ -128,10 +128,8 @@ def actions_of_rows(rows: ArrayLike) -> list[str]:
 
 
 def _words(values: Sequence[int]) -> str:
-    words = []
-    for (name, rest), value in zip(_REST.items(), values, strict=True):
-        if value != rest:
-            words.append(f"{name}={value}" if rest else name)
+    axes = zip(_REST.items(), values, strict=True)
+    words = [f"{name}={at}" if rest else name for (name, rest), at in axes if at != rest]
     return "+".join(words) or "none"
 
 
@@ -179,10 +177,9 @@ class ViTVQGANConfig:
         for name, value in asdict(self).items():
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
-        if self.hidden_size % self.head_dim:
-            raise ValueError(
-                f"head_dim must divide hidden_size={self.hidden_size}, got {self.head_dim}"
-            )
+        size, head_dim = self.hidden_size, self.head_dim
+        if size % head_dim:
+            raise ValueError(f"head_dim must divide hidden_size={size}, got {head_dim}")
 
     @property
     def grid(self) -> tuple[int, int]:  # rows and columns of tokens
@@ -225,10 +222,9 @@ class VisionTransformer(nn.Module):
 
     def __init__(self, config: ViTVQGANConfig, in_size: int, out_size: int) -> None:
         super().__init__()
-        rows, columns = config.grid
         size = config.hidden_size
         self.input_proj = nn.Linear(in_size, size)
-        self.positions = nn.Embedding(rows * columns, size)
+        self.positions = nn.Embedding(math.prod(config.grid), size)
         self.blocks = nn.ModuleList(Block(size, config.head_dim) for _ in range(config.num_layers))
         self.output_norm = nn.LayerNorm(size, _NORM_EPS)
         self.output_proj = nn.Linear(size, out_size)
@@ -317,9 +313,8 @@ def wham_tokenizer_from_weights(
     matrices = ["encoder.proj1.weight", "encoder.pos_embeds.weight", "vq_vae._embedding.weight"]
     if bad := [name for name in matrices if name not in found or found[name].dim() != 2]:
         raise ValueError(f"{where} has no matrix {bad[0]}")
-    (hidden_size, patch), (num_positions, _), (codebook_size, code_dim) = (
-        found[name].shape for name in matrices
-    )
+    shapes = [found[name].shape for name in matrices]
+    (hidden_size, patch), (num_positions, _), (codebook_size, code_dim) = shapes
     patch_px, num_layers = math.isqrt(patch // 3), count_layers(found, "encoder.vit.")
     config = ViTVQGANConfig(
         height_px, width_px, patch_px, hidden_size, num_layers, head_size, code_dim, codebook_size
@@ -365,7 +360,13 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     left_out = r"\.attn\.bias$|^transformer\.wte\.weight$"
     weights = rename(gpt, _MODULES | (_BLOCK_NORMS if has_norms else {}), left_out)
     num_layers, hidden_size = count_layers(gpt, "transformer.h."), gpt["lm_head.weight"].shape[1]
-    sizes = sizes_of(weights, _num_heads(source, num_layers, hidden_size))
+    num_heads = source.side.get("n_head") or _NUM_HEADS.get((num_layers, hidden_size))
+    if num_heads is None:
+        raise ValueError(
+            f"nothing tells the number of heads of {num_layers} layers of width {hidden_size}: "
+            'give a config file with {"n_head": ...}'
+        )
+    sizes = sizes_of(weights, int(num_heads))
     patches = source.tensors[f"{TOKENIZER_PREFIX}encoder.proj1.weight"].shape[1]
     patch_px = round((patches / 3) ** 0.5)
     height_px, width_px = _frame_size_px(source)
@@ -382,23 +383,10 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     return config, weights
 
 
-def _num_heads(source: Source, num_layers: int, hidden_size: int) -> int:
-    found = source.side.get("n_head") or _NUM_HEADS.get((num_layers, hidden_size))
-    if found is None:
-        raise ValueError(
-            f"nothing tells the number of heads of {num_layers} layers of width {hidden_size}: "
-            'give a config file with {"n_head": ...}'
-        )
-    return int(found)
-
-
-def _keywords(module: Any) -> Mapping[str, Any]:
-    return module.get("pl_kwargs", {}) if isinstance(module, Record) else {}
-
-
 def _tokenizer_spec(source: Source) -> dict[str, Any]:
     """Return the hyper-parameters of the image tokenizer (`head_size`, its frame size)."""
-    keywords = _keywords(source.hyper_parameters.get("context_encoder_args", {}).get("images"))
+    images = source.hyper_parameters.get("context_encoder_args", {}).get("images")
+    keywords = images.get("pl_kwargs", {}) if isinstance(images, Record) else {}
     variant = keywords.get("variant") or {}
     return {**variant, **(variant.get("model_spec") or {}), **(keywords.get("model_spec") or {})}
 
@@ -414,9 +402,8 @@ def _frame_size_px(source: Source) -> tuple[int, int]:
 def _tokenizer(found: Checkpoint) -> WHAMTokenizer:
     source = found.source
     head_size = source.side.get("vq_head_size") or _tokenizer_spec(source).get("head_size")
-    return wham_tokenizer_from_weights(
-        source.tensors, *_frame_size_px(source), int(head_size or HEAD_SIZE)
-    )
+    size_px = _frame_size_px(source)
+    return wham_tokenizer_from_weights(source.tensors, *size_px, int(head_size or HEAD_SIZE))
 
 
 _DEFAULTS = GenerationDefaults(

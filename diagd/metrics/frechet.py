@@ -15,10 +15,9 @@ Features = NDArray[np.floating[Any]]
 
 def frechet_distance(features: Features, reference: Features) -> float:
     """Return the squared Frechet distance of (N, D) to (M, D); few vectors bias it upwards."""
-    mean, other_mean = (one.mean(axis=0, dtype=np.float64) for one in (features, reference))
-    covariance, other = (
-        np.atleast_2d(np.cov(one, rowvar=False, dtype=np.float64)) for one in (features, reference)
-    )
+    both = features, reference
+    mean, other_mean = (one.mean(axis=0, dtype=np.float64) for one in both)
+    covariance, other = (np.atleast_2d(np.cov(one, rowvar=False, dtype=np.float64)) for one in both)
     values, vectors = np.linalg.eigh(covariance)
     root = (vectors * np.sqrt(values.clip(min=0))) @ vectors.T
     cross = np.linalg.eigvalsh(root @ other @ root)

@@ -95,8 +95,7 @@ class Lpips:
     @torch.inference_mode()
     def __call__(self, video: Tensor, reference: Tensor) -> Tensor:
         """Measure frame by frame: two (T, H_px, W_px, 3) uint8 -> (T,) float32."""
-        smallest = self._network.min_px
-        if min(video.shape[1:3]) < smallest:
+        if min(video.shape[1:3]) < (smallest := self._network.min_px):
             size = "x".join(map(str, video.shape[1:3]))
             raise ValueError(f"LPIPS needs frames of {smallest} px or more, got {size}")
         distances = []

@@ -25,9 +25,8 @@ def ssim(video: Tensor, reference: Tensor) -> Tensor:
     # an extra, which the other numbers do without
     from torchmetrics.functional.image import structural_similarity_index_measure
 
-    ours, theirs = (
-        v.reshape(-1, *v.shape[-3:]).movedim(-1, 1).float() / 255 for v in (video, reference)
-    )
+    both = video, reference
+    ours, theirs = (v.reshape(-1, *v.shape[-3:]).movedim(-1, 1).float() / 255 for v in both)
     value = structural_similarity_index_measure(ours, theirs, data_range=1.0, reduction="none")
     assert isinstance(value, Tensor)
     return value.view(video.shape[:-3])

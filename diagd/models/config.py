@@ -74,8 +74,7 @@ class ModelConfig:
         _refuse(seam and on_grid, "num_seam_tokens need positions in one dimension", position)
         rule = f"prefix_length must be below max_positions={self.max_positions}"
         _refuse(prefix >= self.max_positions, rule, prefix)
-        rule = "position='rope' needs an even head_dim"
-        _refuse(is_odd and position == "rope", rule, head_dim)
+        _refuse(is_odd and position == "rope", "position='rope' needs an even head_dim", head_dim)
         rule = "position='rope3d' needs an even head_dim of at least 6"
         _refuse(is_3d and (is_odd or head_dim < 6), rule, head_dim)
         rule = "position_table=True needs an even hidden_size"

@@ -46,10 +46,8 @@ class GuidedModel(ModelWrapper[CausalModel]):
     ) -> None:
         others = [unconditional] if isinstance(unconditional, Tensor) else list(unconditional)
         self.scales = list(scale) if isinstance(scale, Sequence) else [scale]
-        if len(others) != len(self.scales):
-            raise ValueError(
-                f"expected a scale for each of {len(others)} prompts, got {len(self.scales)}"
-            )
+        if (given := len(self.scales)) != len(others):
+            raise ValueError(f"expected a scale for each of {len(others)} prompts, got {given}")
         for one in others:
             if one.ndim != 2 or not one.numel():
                 expected = "of shape (1 or batch, at least 1)"
@@ -83,11 +81,9 @@ class GuidedModel(ModelWrapper[CausalModel]):
     @torch.no_grad()
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
         """Allocate a cache of all rows that holds the other prompts, where their lengths differ."""
-        for one in self.others:
-            if len(one) not in (1, batch_size):
-                raise ValueError(
-                    f"expected 1 or {batch_size} unconditional prompts, got {len(one)}"
-                )
+        for count in map(len, self.others):
+            if count not in (1, batch_size):
+                raise ValueError(f"expected 1 or {batch_size} unconditional prompts, got {count}")
         make, prompts = self.model.make_cache, [self.others[-1][:, :0], *self.others]
         if not self.ahead or self.model.takes_rows:
             ahead = max(self.ahead, default=0)
@@ -131,9 +127,8 @@ class GuidedModel(ModelWrapper[CausalModel]):
         # the others' rows run the prompt's lanes as well, but never see them again
         shared = torch.arange(visible.shape[1], device=visible.device) >= last
         lanes: list[Lanes] = []
-        for number, ((fed, at), ahead, seen) in enumerate(
-            zip(rows, self.ahead, self.seen, strict=True)
-        ):
+        each = zip(rows, self.ahead, self.seen, strict=True)
+        for number, ((fed, at), ahead, seen) in enumerate(each):
             mask = visible & shared if number else visible
             mask = functional.pad(functional.pad(mask, (seen, 0), value=True), (ahead - seen, 0))
             lanes.append((fed, at, slots + ahead, mask))

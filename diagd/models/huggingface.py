@@ -243,8 +243,7 @@ def _check_order_does_not_matter(model: HuggingFaceModel) -> None:
     tokens = ids.long()[None]
     first = model.vocabulary.first_valid
     expected = model.logits(tokens)[..., first:]
-    banned = (expected <= torch.finfo(model.dtype).min).any(1).sum().item()
-    if banned:
+    if banned := (expected <= torch.finfo(model.dtype).min).any(1).sum().item():
         raise ValueError(f"{name} cannot be used: its forward bans {banned} ids")
     positions = torch.arange(_PROBE_TOKENS, device=model.device).view(2, half).flip(1)
     cache, logits = model.make_cache(1, _PROBE_TOKENS), torch.empty_like(expected)

@@ -230,16 +230,14 @@ class Transformer(
         return self(tokens, positions, None, visible, text=text)
 
     def _read_text(self, context: Tensor | None, batch_size: int) -> Text | None:
-        size = self.config.context_size
-        if not size:
+        if not (size := self.config.context_size):
             refuse_context(context)
             return None
         given = () if context is None else tuple(context.shape)
         fits = len(given) == 3 and given[0] in (1, batch_size) and given[2] == size
         if context is None or not fits:
-            raise ValueError(
-                f"context must be this model's text, ({batch_size} or 1, M, {size}), got {given}"
-            )
+            expected = f"({batch_size} or 1, M, {size})"
+            raise ValueError(f"context must be this model's text, {expected}, got {given}")
         context = context.to(self.device, self.dtype)
         layers = [block.cross_attn for block in self.model.blocks]
         return [layer.project(context) for layer in layers if layer is not None]

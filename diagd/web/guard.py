@@ -33,9 +33,8 @@ def listen(host: str, port: int) -> socket.socket:
     if not 0 <= port < 2**16:
         raise ValueError(f"port must be in [0, {2**16}), got {port}")
     try:
-        (family, *_, address), *_ = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, address = found[0]
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         return socket.create_server(address, family=family, dualstack_ipv6=both)
     except (socket.gaierror, UnicodeError) as error:  # also: a label that is empty, or too long

@@ -48,11 +48,9 @@ def describe_build() -> list[bytes]:
     """Return what a build depends on: sources, flags, compiler, processor."""
     parts = [path.read_bytes() for path in sorted(SOURCES.glob("*.*"))]
     parts += [" ".join(_flags()).encode(), platform.machine().encode(), repr(zig()).encode()]
-    compiler = find_compiler()
-    if compiler is not None:
+    if (compiler := find_compiler()) is not None:
         parts += [compiler.encode(), str(os.stat(compiler).st_mtime).encode()]
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
+    if (info := Path("/proc/cpuinfo")).is_file():
         lines = info.read_text(encoding="utf-8").splitlines()
         parts += [line.encode() for line in lines if line.startswith(("flags", "Features"))][:1]
     return parts

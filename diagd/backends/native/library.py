@@ -162,9 +162,8 @@ def say_origin() -> str:
 
 
 def cache_folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(root) if root else Path.home() / ".cache") / "diagd"
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "diagd")
     except RuntimeError:
         raise OSError("no home folder to keep kernels in: set HOME or XDG_CACHE_HOME") from None
 

@@ -153,15 +153,11 @@ class NativeModel(CausalModel):
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
         """Draw as `diagd.decoding.sampling.sample` does, in one call (`csrc/sampler.cpp`)."""
         check_draw(logits, draw)
-        ranges = draw.ranges
         batch, lanes, vocab = logits.shape
         rows_of_floats = lanes * logits.stride(1), logits.stride(1), 1
         if logits.dtype != torch.float32 or logits.stride() != rows_of_floats:
             logits = logits.float().contiguous()  # not our own
-        if ranges.by_place is None:
-            bounds = torch.tensor([[ranges.low], [ranges.high]]).expand(2, lanes).contiguous()
-        else:
-            bounds = ranges.by_place[draw.rows, draw.columns].T.contiguous()
+        bounds = draw.ranges.at(draw.rows, draw.columns).contiguous()
         drawn = torch.empty(batch, lanes, dtype=torch.int64)
         record = DrawRecord(
             batch=batch,
@@ -217,6 +213,5 @@ class NativeModel(CausalModel):
         return run
 
     def _check_cache(self, cache: NativeCache, batch: int) -> None:
-        kind = getattr(cache, "kind", None)
-        if kind != self._laid_out.cache_kind or cache.batch_size != batch:
+        if getattr(cache, "kind", None) != self._laid_out.cache_kind or cache.batch_size != batch:
             raise ValueError(f"cache must be made by this model for a batch of {batch}")

@@ -72,10 +72,8 @@ class NativeWeights:
             raise ValueError(
                 "our kernels have no cross-attention, position table or exact GELU in MLPs"
             )
-        if weights == "int8" and config.head_dim > MAX_DUOS:
-            raise ValueError(
-                f"our kernels need head_dim <= {MAX_DUOS} in int8, got {config.head_dim}"
-            )
+        if weights == "int8" and (size := config.head_dim) > MAX_DUOS:
+            raise ValueError(f"our kernels need head_dim <= {MAX_DUOS} in int8, got {size}")
         self.weights, self.use_up, self.block = weights, use_up, block
         # of embeddings, and of matrices unless they are rounded to int8
         self.dtype = torch.float32 if weights == "float32" else torch.bfloat16
@@ -120,9 +118,8 @@ class NativeWeights:
     def _record(self, model: Transformer) -> ModelRecord:
         config, stack = self.config, model.model
         embeddings = stack.embed_tokens.weight
-        head, head_scale = self._matrix(
-            embeddings[: config.vocab_size] if model.lm_head is None else model.lm_head.weight
-        )
+        output = embeddings[: config.vocab_size] if model.lm_head is None else model.lm_head.weight
+        head, head_scale = self._matrix(output)
         proj = model.head_proj
         head_proj, head_proj_scale = (None, None) if proj is None else self._matrix(proj.weight)
         rotary, positions = stack.rotary, stack.embed_positions

@@ -58,12 +58,10 @@ class Device:
 
     def _layout(self, kinds: dict[str, str]) -> WGPU:
         buffers = [{"type": k, "has_dynamic_offset": k == "uniform"} for k in kinds.values()]
-        return self.device.create_bind_group_layout(
-            entries=[
-                {"binding": index, "visibility": "COMPUTE", "buffer": buffer}
-                for index, buffer in enumerate(buffers)
-            ]
-        )
+        entries = [
+            {"binding": n, "visibility": "COMPUTE", "buffer": b} for n, b in enumerate(buffers)
+        ]
+        return self.device.create_bind_group_layout(entries=entries)
 
     def _pipeline(self, code: str, entry: str) -> WGPU:
         stage = {"module": self._module(code), "entry_point": entry}
@@ -71,21 +69,19 @@ class Device:
 
     def bind(self, buffers: dict[str, WGPU]) -> WGPU:
         """Make a group of the buffers of `SHARED` or `OWN`."""
-        sizes = [UNIFORM if name == "tasks" else one.size for name, one in buffers.items()]
-        return self.device.create_bind_group(
-            layout=self._layouts[len(buffers)],
-            entries=[
-                {"binding": index, "resource": {"buffer": buffer, "offset": 0, "size": size}}
-                for index, (buffer, size) in enumerate(zip(buffers.values(), sizes, strict=True))
-            ],
-        )
+        entries: list[dict[str, Any]] = []
+        for name, buffer in buffers.items():
+            size = UNIFORM if name == "tasks" else buffer.size
+            resource = {"buffer": buffer, "offset": 0, "size": size}
+            entries.append({"binding": len(entries), "resource": resource})
+        layout = self._layouts[len(buffers)]
+        return self.device.create_bind_group(layout=layout, entries=entries)
 
     def make(self, size: int, kind: str = "STORAGE") -> WGPU:
         return self.device.create_buffer(size=size, usage=f"{kind}|COPY_SRC|COPY_DST")
 
     def upload(self, tensor: Tensor) -> WGPU:
-        usage = "STORAGE|COPY_DST"
-        return self.device.create_buffer_with_data(data=bytes_of(tensor), usage=usage)
+        return self.device.create_buffer_with_data(data=bytes_of(tensor), usage="STORAGE|COPY_DST")
 
 
 open_device = cache(Device)
@@ -199,11 +195,7 @@ class Recorded:
         cache.positions[lanes.slots] = lanes.positions  # for `forward`, as it leaves them itself
         # positions may be beyond int32; only their order counts, but in a table
         base = int(self.held.max()) if model.relative_positions else 0
-        if ranges.by_place is None:
-            bounds = [torch.full_like(lanes.rows, bound) for bound in (ranges.low, ranges.high)]
-        else:
-            bounds = list(ranges.by_place[lanes.rows, lanes.columns].unbind(-1))
-        fields = [lanes.positions - base, *lanes[1:], *bounds]
+        fields = [lanes.positions - base, *lanes[1:], *ranges.at(lanes.rows, lanes.columns)]
         held = (self.held - base).clamp(min=-(2**31))
         seeds = torch.stack([buffers.seeds, buffers.seeds >> 32], 1)  # 32 bits each
         state = [tokens.flatten(), held, self.fed_at, seeds.flatten()]
@@ -249,8 +241,7 @@ class WebGPUModel(CausalModel):
         return WebGPUCache(self, batch_size, num_slots)
 
     def make_buffers(self, batch_size: int, num_slots: int, context: Tensor | None) -> Buffers:
-        plain = super().make_buffers(batch_size, num_slots, context)
-        return WebGPUBuffers(plain.tokens, plain.held, plain.fed_at, plain.seeds, plain.cache)
+        return WebGPUBuffers(**vars(super().make_buffers(batch_size, num_slots, context)))
 
     def make_step(self, step: StepParts) -> StepFunction:
         buffers = step.buffers

@@ -91,10 +91,8 @@ class Dispatch(NamedTuple):
 
 def dispatches_of(config: ModelConfig) -> list[Dispatch]:
     """Return the dispatches of a step, in order; the last one draws."""
-    inner, hidden, vocab = (
-        -(-size // COLUMNS)
-        for size in (config.intermediate_size, config.hidden_size, config.vocab_size)
-    )
+    sizes = config.intermediate_size, config.hidden_size, config.vocab_size
+    inner, hidden, vocab = (-(-size // COLUMNS) for size in sizes)
     heads = config.num_heads + 2 * config.num_kv_heads
     found = [Dispatch("embed", "embed", ("rows", 1))]
     for layer in range(config.num_layers):

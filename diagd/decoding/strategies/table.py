@@ -78,8 +78,7 @@ class Strategy:
             value, kinds[one.name] = _NUMBERS.get(kind, (r"\w*", str))
             optional = "" if one.default is MISSING else "?"
             pattern += f"({prefix}(?P<{one.name}>{value})){optional}"
-        match = re.fullmatch(pattern, text, flags=re.ASCII)
-        if match is None:
+        if (match := re.fullmatch(pattern, text, flags=re.ASCII)) is None:
             return None
         given = {name: value for name, value in match.groupdict().items() if value is not None}
         return cls(**{name: kinds[name](value) for name, value in given.items()})
@@ -278,8 +277,7 @@ STRATEGIES: tuple[type[Strategy], ...] = (
 def parse_strategy(text: str) -> Strategy:
     """Read a strategy from a text, such as `k=1,d=14` or `exact`, or raise ValueError."""
     for kind in STRATEGIES:
-        strategy = kind.read(text)
-        if strategy is not None:
+        if (strategy := kind.read(text)) is not None:
             return strategy
     *others, last = (name for kind in STRATEGIES for name in kind.examples)
     raise ValueError(f"a strategy looks like {', '.join(others)} or {last}, got {text!r}")

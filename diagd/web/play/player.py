@@ -52,9 +52,8 @@ class Keys:
     def press(self, act: Act) -> None:
         with self._lock:
             last = self.pressed
-            was_let_go = act.action in (self.idle, self._held.action) or (
-                set(act.action.split("+")) < set(last.action.split("+"))
-            )
+            before, now = (set(one.action.split("+")) for one in (last, act))
+            was_let_go = act.action in (self.idle, self._held.action) or now < before
             if was_let_go and last is not self._held and last.action != self.idle:
                 self.tapped = last
             self.pressed = act

@@ -91,8 +91,7 @@ class Session:
     def advance(self, action: str, controls: Controls) -> Tensor:
         """Generate the frame that an action leads to; (1, height, width) int64 tokens."""
         engine, strategy = self.engine, controls.strategy
-        sampling = controls.sampling(self.world)
-        if sampling != engine.stream.sampling:
+        if (sampling := controls.sampling(self.world)) != engine.stream.sampling:
             engine.set_sampling(sampling)
         before = engine.stream.num_steps
         (tokens,) = engine.decode(strategy, self.world.action_ids([action], 1, "frame"), 1)

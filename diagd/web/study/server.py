@@ -87,9 +87,7 @@ def study_server(
             secret, known_as = store.enrol(name, seed)
         except ValueError as error:
             raise HTTPException(409, str(error)) from None
-        response.set_cookie(
-            cookie, secret, max_age=SECONDS_REMEMBERED, httponly=True, samesite="strict"
-        )
+        response.set_cookie(cookie, secret, SECONDS_REMEMBERED, httponly=True, samesite="strict")
         return {"rater": known_as}
 
     @app.get("/api/study")
@@ -132,8 +130,7 @@ def study_server(
             raise HTTPException(404, "there is no such video")
         system, clip = found
         try:
-            data = playable(pairs.folder / system / f"{clip}.mp4")
-            return Response(data, media_type="video/mp4")
+            return Response(playable(pairs.folder / system / f"{clip}.mp4"), media_type="video/mp4")
         except (OSError, FFmpegError):  # whose words would say which file it is
             raise HTTPException(503, "this video cannot be read any more") from None
 
