@@ -6,7 +6,7 @@ of the families' shapes; frames come from files written here.
 
 import json
 import shutil
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -234,14 +234,11 @@ def test_cosmos_sees_a_picture_fitted_as_its_makers_fit_it(tmp_path):
     assert not start.frames.equal(resize(picture, 32, 48))
 
 
-def test_attention_to_frames_that_a_tokenizer_joins(command, tmp_path, monkeypatch):
+def test_attention_to_frames_that_a_tokenizer_joins(command, tmp_path):
     """The third grid of a clip is the seventeenth frame, with those that it is joined to."""
     write_video(tmp_path / "clip.mp4", smooth_frames(18, 32, 48), fps=25)
-    _, model, _, tokenizer = write_cosmos(tmp_path)
-    load = partial(VideoGenerator.from_pretrained, tokenizer=tokenizer)
-    monkeypatch.setattr(VideoGenerator, "from_pretrained", load)
     flags = "--clips", tmp_path / "clip.mp4", "--frame", 2, "--output", tmp_path / "a.png"
-    done = command("attention", "--model", model, *flags, "--json")
+    done = command("attention", *write_cosmos(tmp_path), *flags, "--json")
     assert done.code == 0, done.err
     assert (done.document["grid"], done.document["frame"]) == ("2x3", 2)
 
