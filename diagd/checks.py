@@ -21,8 +21,7 @@ MAX_MESSAGE = 600  # characters of a message
 
 def shorten(message: str) -> str:
     """Leave out the middle of a message that repeats a huge value it was given."""
-    left_out = len(message) - MAX_MESSAGE
-    if left_out <= 0:
+    if (left_out := len(message) - MAX_MESSAGE) <= 0:
         return message
     head = MAX_MESSAGE * 2 // 3
     return f"{message[:head]} ... [{left_out} characters] ... {message[head + left_out :]}"

@@ -174,8 +174,7 @@ def track(
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
     """Show that work is under way of which no part can be counted."""
-    console = make_console()
-    if console.is_terminal:
+    if (console := make_console()).is_terminal:
         with console.status(what):
             yield
         return

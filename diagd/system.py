@@ -81,8 +81,7 @@ def keep_freed_memory() -> None:
 
 def check_memory(num_bytes: int, what: str) -> None:
     """Raise ValueError if an allocation, named by `what`, exceeds this machine's memory."""
-    memory = psutil.virtual_memory().total
-    if num_bytes > memory:
+    if num_bytes > (memory := psutil.virtual_memory().total):
         raise ValueError(
             f"{what} would take {num_bytes / 1e9:,.1f} GB, this machine has {memory / 1e9:,.1f} GB"
         )

@@ -440,8 +440,7 @@ def _inputs(
         [draw(other_ids, config.prefix_length), sequence[:, config.num_leading :]], 1
     )
     coming = draw(other_ids, grid.num_frames, num_actions)
-    length = prompt.numel() + grid.num_tokens + coming.numel()
-    if length > config.max_positions:
+    if (length := prompt.numel() + grid.num_tokens + coming.numel()) > config.max_positions:
         raise ValueError(f"prompt and grid take {length} of {config.max_positions} positions")
     text = torch.randn(1, NUM_PLACES, config.context_size, generator=generator).to(device)
     return Inputs(prompt, count, coming, text if config.context_size else None)

@@ -124,8 +124,7 @@ def check_clips(folder: Path) -> ClipsReport:
     if not acted or not clips:
         return ClipsReport(clips, problems, notes, {}, None)
     ids = [torch.tensor([vocabulary.id_of(name) for name in clip.actions]) for clip in clips]
-    timing = row_timing([clip.movement for clip in clips], ids)
-    if timing.found in WRONG_ROWS:
+    if (timing := row_timing([clip.movement for clip in clips], ids)).found in WRONG_ROWS:
         problems.append(WRONG_ROWS[timing.found])
     uses = {name: _use(name, clips) for name in vocabulary.names}
     never = [name for name, use in uses.items() if not use.frames]

@@ -73,8 +73,7 @@ def choose_clips(clips: Path, num_clips: int | None, seed: int) -> list[str]:
         names = list(find_clips(clips))
     else:
         what, lines = "prompts", read_lines(clips, "folder of clips, or file of prompts,")
-        names = [name for line in lines if (name := line.strip())]
-        if not names:
+        if not (names := [name for line in lines if (name := line.strip())]):
             raise ValueError(f"{clips}: expected a text or a class a line, got none")
         if twice := [name for place, name in enumerate(names) if name in names[:place]]:
             raise ValueError(f"{clips}: {twice[0]!r} is there twice")
@@ -88,8 +87,7 @@ def choose_clips(clips: Path, num_clips: int | None, seed: int) -> list[str]:
 
 def clips_after(folder: Path, name: str) -> list[str]:
     """Return the other clips of a folder by name, those after this one first."""
-    names = list(find_clips(folder))
-    if len(names) < 2:
+    if len(names := list(find_clips(folder))) < 2:
         raise ValueError(f"{folder} holds one clip only: another one is needed to compare with")
     place = names.index(name)
     return names[place + 1 :] + names[:place]
@@ -429,8 +427,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
                     video = None if frames is None else _keep(options, record, frames)
                     append({**record, "video": video, "run": run["run"]})
                     num_measured += 1
-    results = read_results(path)
-    if not results.clips:
+    if not (results := read_results(path)).clips:
         raise ValueError(next(iter(failed.values())))
     table = compare(results)
     console = make_console()

@@ -248,8 +248,7 @@ def _settings(options: GenerateOptions) -> dict[str, Any]:
 
 def _is_done(name: str, out: Path, settings: dict[str, Any]) -> bool:
     """Return whether a prompt has its video, or raise ValueError for one of other settings."""
-    path = out / f"{name}.json"
-    if not path.is_file():
+    if not (path := out / f"{name}.json").is_file():
         return False
     try:
         before = json.loads(path.read_text(encoding="utf-8"))["settings"]
@@ -323,8 +322,7 @@ def _run(
             return worker.generate(prompt, count, strategy, options.seed)
 
     step = worker.world.tokenizer.temporal_compression
-    timed = options.raster_frames
-    if timed is None:
+    if (timed := options.raster_frames) is None:
         timed = RASTER_FRAMES if step == 1 and not worker.makes_pictures else 0
     timed = num_frames if options.compare else min(num_frames, timed)
     timed = -(-timed // step) * step if strategy != Raster() else 0

@@ -155,8 +155,7 @@ def plot_horizons(groups: Groups, path: Path) -> None:
     curves: Curves = {}
     for column in METRICS:
         for (model, strategy), clips in groups.items():
-            values = per_horizon(clips, column.key.split(".")[0])
-            if values is not None:
+            if (values := per_horizon(clips, column.key.split(".")[0])) is not None:
                 curves[model, column, strategy] = list(enumerate(values.mean(axis=0), start=1))
     _draw_curves(curves, (5.5, 3.2), path)
 

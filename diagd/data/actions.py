@@ -47,8 +47,7 @@ class ActionCodec(Protocol):
 
 def action_in(record: dict[str, Any], codec: ActionCodec, form: str) -> str:
     """Return the action of `{"action": ...}`, or raise ValueError, which names its form."""
-    action = record.get("action")
-    if not isinstance(action, str):
+    if not isinstance(action := record.get("action"), str):
         raise ValueError(f'expected {{"action": {form}}}, got {json.dumps(record)[:60]}')
     codec.tokens_of(action)
     return action

@@ -199,8 +199,7 @@ def _frames(stream: Stream, strategy: Strategy, actions: Tensor) -> Generator[Te
 
 def _check_seeds(seed: int | list[int], batch_size: int) -> list[int]:
     given = seed if isinstance(seed, list) else [whole(seed, "seed") + b for b in range(batch_size)]
-    seeds = [whole(value, "seed") for value in given]
-    if len(seeds) != batch_size:
+    if len(seeds := [whole(value, "seed") for value in given]) != batch_size:
         raise ValueError(f"expected one seed for each of {batch_size} batch rows, got {len(seeds)}")
     for value in seeds:
         if not -(2**63) <= value < 2**63:

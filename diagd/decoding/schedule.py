@@ -323,6 +323,5 @@ def _stand_in(order: Order, layout: SequenceLayout, t: int, i: int, j: int) -> i
 
 
 def check_row_start(row_start: str) -> None:
-    known = get_args(RowStart)
-    if row_start not in known:
+    if row_start not in (known := get_args(RowStart)):
         raise ValueError(f"row_start must be one of {', '.join(known)}, got {row_start!r}")

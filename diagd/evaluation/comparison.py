@@ -208,8 +208,7 @@ def quality_of(
     metric: str, clips: dict[str, Record], raster: dict[str, Record]
 ) -> dict[str, Any] | None:
     """Return a metric of a strategy as in a row of `summarize`; None if it was not measured."""
-    values = per_horizon(clips, metric)
-    if values is None:
+    if (values := per_horizon(clips, metric)) is None:
         return None
     means = dict(zip(clips, values.mean(axis=1), strict=True))
     both = {clip: record for clip, record in raster.items() if clip in means}
@@ -379,8 +378,7 @@ def compare_revisit(results: Results) -> Table:
 def _revisited(
     name: str, clips: dict[str, Record], chance: dict[str, Record], turning: int | None
 ) -> dict[str, Any] | None:
-    values = per_horizon(clips, name)
-    if values is None:
+    if (values := per_horizon(clips, name)) is None:
         return None
     back = values[:, -1]
     turned = None if turning is None else values[:, turning]
@@ -419,8 +417,7 @@ DIFFERENCES = (
 
 def compare(results: Results) -> Table:
     """Sum up whichever was measured: images, likelihood, drift, revisits, or quality and speed."""
-    settings = results.runs[-1]["settings"]
-    if "num_frames" not in settings:
+    if "num_frames" not in (settings := results.runs[-1]["settings"]):
         return compare_images(results)
     if "nll" in results.clips[0]:
         return compare_likelihood(results)

@@ -74,10 +74,7 @@ def video_path(model: str, strategy: str, clip: str) -> str:
 
 
 def read_results(path: Path) -> Results:
-    """Read a file; a last line that a killed run left unfinished is passed over.
-
-    ValueError where a line is not of this version, or its run is missing.
-    """
+    """Read the lines of this version; a last one that a killed run left torn is passed over."""
     require_file(path, "results")
     results = Results([], [])
     seen: set[tuple[str, str, str]] = set()

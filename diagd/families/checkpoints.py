@@ -152,8 +152,7 @@ def _is_ours(folder: Path, config: Path | None) -> bool:
 
 def _read_released(path: Path, config: Path | None) -> Checkpoint:
     known = ", ".join(family.name for family in table.FAMILIES)
-    files = _released_files(path) if path.is_dir() else [path]
-    if not files:
+    if not (files := _released_files(path) if path.is_dir() else [path]):
         raise FileNotFoundError(f"{path}: no checkpoint of {known}")
     if len(files) > 1:
         names = ", ".join(file.name for file in files)

@@ -88,8 +88,7 @@ class ClipFile:
         available = self.check(num_frames, start, fps)
         count = available if num_frames is None else num_frames
         _, rate = self.length()
-        actions = self.actions()
-        if actions is not None:
+        if (actions := self.actions()) is not None:
             fps = None  # the stored rate, as `check` has seen
         if form := self.recording_format:
             numbers = itertools.islice(frame_numbers(rate, fps, start), count)
@@ -134,8 +133,7 @@ def find_clips(folder: Path, codec: ActionCodec | None = None) -> dict[str, Clip
         raise FileNotFoundError(f"no clips ({known}) in {folder}")
     clips: dict[str, ClipFile] = {}
     for path in paths:
-        name = path.relative_to(folder).with_suffix("").as_posix()
-        if name in clips:
+        if (name := path.relative_to(folder).with_suffix("").as_posix()) in clips:
             raise ValueError(f"two clips have one name: {clips[name].path} and {path}")
         clips[name] = ClipFile(name, path, codec)
     return clips

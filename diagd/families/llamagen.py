@@ -120,8 +120,7 @@ class LlamaGenPrompts(TextPrompts):
 
 def _tokenizer(found: Checkpoint) -> VQTokenizer:
     kind = "t2i" if found.config.prefix_length else "c2i"
-    files = sorted(found.path.parent.glob(f"vq_ds16_{kind}*.pt"))
-    if len(files) != 1:
+    if len(files := sorted(found.path.parent.glob(f"vq_ds16_{kind}*.pt"))) != 1:
         raise ValueError(
             f"{found.path}: expected its tokenizer, such as vq_ds16_{kind}.pt, beside it "
             f"(or a folder with --tokenizer), got {len(files)} files vq_ds16_{kind}*.pt"

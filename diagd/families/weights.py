@@ -34,8 +34,7 @@ def rename(
             if f"{module}.weight" not in tensors:
                 missing.append(f"{module}.weight")
             for kind in ("weight", "bias"):
-                name = f"{module}.{kind}"
-                if name in tensors:
+                if (name := f"{module}.{kind}") in tensors:
                     used.add(name)
                     index, _, count = part.partition("/")
                     tensor = tensors[name].chunk(int(count))[int(index)] if part else tensors[name]

@@ -63,8 +63,7 @@ def read_clip(
             f"tokenizer joins {frames_per_grid} frames, got {wanted}"
         )
     path = Path(clip)
-    clip_file = ClipFile(path.stem, path, codec)
-    if clip_file.recording_format:
+    if (clip_file := ClipFile(path.stem, path, codec)).recording_format:
         if codec is None:
             raise ValueError(f"{path}: a recording has actions, and this model takes none")
         read = clip_file.read(min(wanted + num_coming, clip_file.check(wanted)))

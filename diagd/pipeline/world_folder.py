@@ -163,8 +163,7 @@ def save_world(
     if source is None:
         raise ValueError("only a world that was read by from_pretrained can be saved")
     found = checkpoints.find_model(source.name_or_path, source.config)
-    folder = found.path.parent
-    if target.resolve() == folder.resolve():
+    if target.resolve() == (folder := found.path.parent).resolve():
         raise ValueError(f"{target} is where the world was read from: name another folder")
     save_checkpoint(found, target, source.tokenizer)
     for extra in EXTRAS:

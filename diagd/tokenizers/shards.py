@@ -160,8 +160,7 @@ def part_of(folder: Path, part: Literal["train", "heldout"]) -> Path:
 
 def read_shards(folder: str | Path) -> TokenClips:
     """Read all shards of a folder; ValueError unless they are whole and belong together."""
-    paths = sorted(Path(folder).glob("shard_*.safetensors"))
-    if not paths:
+    if not (paths := sorted(Path(folder).glob("shard_*.safetensors"))):
         raise FileNotFoundError(
             f"no token shards (shard_*.safetensors) in {folder}: diagd tokenize makes them of clips"
         )

@@ -96,8 +96,7 @@ def _check_sizes(options: TokenizeOptions, paths: Sequence[Path]) -> tuple[int, 
     """Return height, width and patch in pixels; ValueError unless all frames fit them."""
     height, width = options.size_px or read_video(paths[0], 1).frames.shape[1:3]
     for path in paths if options.size_px is None else ():
-        size = read_video(path, 1).frames.shape[1:3]
-        if size != (height, width):
+        if (size := read_video(path, 1).frames.shape[1:3]) != (height, width):
             raise ValueError(
                 f"{path}: expected frames of {height}x{width} px as in {paths[0].name}, "
                 f"got {size[0]}x{size[1]} px: give --size to make them one"

@@ -44,15 +44,10 @@ Look = Callable[[], dict[str, Any]]  # what was seen, for the log
 
 
 def read_clips(options: RunOptions) -> tuple[TokenClips, TokenClips | None]:
-    """Read the clips to train on, and those to validate on if there are any.
-
-    A model that is there, and not of a run that can go on, is refused: it would be overwritten.
-    """
+    """Read the clips to train on, and those to validate on if there are any."""
     if (options.out / CONFIG_FILE).is_file() and not (options.out / RUN_FILE).is_file():
-        raise ValueError(
-            f"{options.out} holds a model, and not what its training needs to go on: choose "
-            "another --out"
-        )
+        given = f"{options.out} holds a model, and not what its training needs to go on"
+        raise ValueError(f"{given}: choose another --out")
     clips = read_shards(part_of(options.tokens, "train"))
     beside = options.tokens / "heldout"
     validation = options.validation or (beside if beside.is_dir() else None)
@@ -150,8 +145,7 @@ class TrainingRun:
     def resume(self) -> None:
         """Continue from the checkpoint, refusing one of another run; cut the log back to it."""
         self.options.out.mkdir(parents=True, exist_ok=True)
-        state_file = self.options.out / RUN_FILE
-        if state_file.is_file():
+        if (state_file := self.options.out / RUN_FILE).is_file():
             state = read_json_object(state_file)
             damage = KeyError, SafetensorError, RuntimeError, EOFError
             held = f"{self.options.out} holds a run"
@@ -249,8 +243,7 @@ class TrainingRun:
 
     def _finite_mean(self, losses: list[Tensor]) -> float:
         """Return the mean loss of the newest steps, or stop before anything good is overwritten."""
-        mean = self._reduce(torch.stack(losses).mean(), "mean")
-        if not math.isfinite(mean):
+        if not math.isfinite(mean := self._reduce(torch.stack(losses).mean(), "mean")):
             raise ValueError(
                 f"training diverged between steps {self.step - len(losses) + 1} and {self.step}: "
                 f"loss {mean}; {self.options.out} keeps what was saved last, to go on from with a "

@@ -108,8 +108,7 @@ def parse_mixture(texts: Iterable[str]) -> dict[Strategy, float]:
     weights: dict[Strategy, float] = {}
     for word in " ".join(texts).split():
         name, colon, weight = word.partition(":")
-        strategy = parse_strategy(name)
-        if not strategy.has_schedule:
+        if not (strategy := parse_strategy(name)).has_schedule:
             raise ValueError(
                 f"strategies must have a schedule (raster, k=..., zipar=...), got {name!r}"
             )

@@ -145,8 +145,7 @@ class FloatMuon(torch.optim.Muon):
     def step(self, closure: None = None) -> None:
         for group in self.param_groups:
             for weight in group["params"]:
-                state = self.state[weight]
-                if not state:
+                if not (state := self.state[weight]):
                     state["momentum_buffer"] = torch.zeros_like(weight)
                 average = state["momentum_buffer"].lerp_(weight.grad, 1 - group["momentum"])
                 update = weight.grad.lerp(average, group["momentum"])

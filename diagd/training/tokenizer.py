@@ -65,8 +65,7 @@ def prepare_tokenizer(options: TokenizeOptions, clips: list[Path]) -> VQTokenize
     if options.tokenizer is not None:
         return VQTokenizer.from_pretrained(options.tokenizer)
     folder = options.out / TOKENIZER_FOLDER
-    state = folder / STATE_NAME
-    if state.is_file():
+    if (state := folder / STATE_NAME).is_file():
         if options.share_done(*read_state(state, options)["progress"]) >= 1:
             return VQTokenizer.from_pretrained(folder)
     elif any(options.out.glob("*/shard_*.safetensors")):

@@ -236,8 +236,7 @@ def open_doom(options: RecordOptions) -> Iterator[DoomGame]:
         if options.policy not in PLAYERS:
             raise ValueError(f"policy must be one of {', '.join(PLAYERS)}, got {options.policy!r}")
         scenario = replace(scenario, player=PLAYERS[options.policy])
-    config = Path(vizdoom.scenarios_path) / f"{scenario.config}.cfg"
-    if not config.is_file():
+    if not (config := Path(vizdoom.scenarios_path) / f"{scenario.config}.cfg").is_file():
         names = {*SCENARIOS, *(path.stem for path in config.parent.glob("*.cfg"))}
         raise ValueError(f"unknown scenario {name!r}, expected one of: {', '.join(sorted(names))}")
     with tempfile.TemporaryDirectory() as scratch, contextlib.closing(vizdoom.DoomGame()) as game:

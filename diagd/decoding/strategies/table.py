@@ -60,8 +60,7 @@ class Strategy:
     def name(self) -> str:
         text = self.word
         for one, prefix, _ in _spelled(type(self)):
-            value = getattr(self, one.name)
-            if value != one.default:
+            if (value := getattr(self, one.name)) != one.default:
                 if isinstance(value, float):
                     value = f"{Decimal(repr(float(value))):f}".removesuffix(".0")
                 text += f"{prefix}{value}"

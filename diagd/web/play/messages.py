@@ -69,8 +69,7 @@ def parse(text: str, codec: ActionCodec) -> Message:
     """Parse a message, whose action the model has, or raise ValueError."""
     if len(text) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message has at most {MAX_MESSAGE_BYTES} characters, got {len(text)}")
-    message = read_json(_MESSAGES, text, "message")
-    if isinstance(message, Act):
+    if isinstance(message := read_json(_MESSAGES, text, "message"), Act):
         codec.tokens_of(message.action)
     return message
 

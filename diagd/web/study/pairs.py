@@ -59,8 +59,7 @@ def find_pairs(
     """Decode all clips compared, before anybody is asked; refuse what cannot be shown fairly."""
     inside = sorted(require_folder(folder, "folder of pairs").iterdir())
     found = {path.name: {clip.stem for clip in path.glob("*.mp4")} for path in inside}
-    systems = [system for system, names in found.items() if names]
-    if len(systems) < 2:
+    if len(systems := [system for system, names in found.items() if names]) < 2:
         raise ValueError(
             f"{folder} must hold two or more folders of mp4 clips, one for each system, "
             f"got {', '.join(systems) or 'none'}"
