@@ -117,7 +117,7 @@ def require_folder(path: str | Path, kind: str = "folder") -> Path:
 def read_lines(path: str | Path, kind: str) -> list[str]:
     """Read the lines of a text file, or raise FileNotFoundError or ValueError."""
     try:
-        return require_file(path, kind).read_text(encoding="utf-8").splitlines()
+        return require_file(path, kind).read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise ValueError(f"{path} is no text file") from None
 

@@ -116,9 +116,11 @@ class _Unpickler(pickle.Unpickler):
             return getattr(torch, name)
         if module.partition(".")[0] in _INERT:
             return type(name, (Record,), {})
+        reason = "which no checkpoint needs"
+        if name == "_rebuild_tensor_v3":
+            reason = "as of float8, which is read from .safetensors alone"
         raise _RefusedFileError(
-            f"refused: its pickle asks for {module}.{name}, which no checkpoint needs; "
-            "nothing of it has run"
+            f"refused: its pickle asks for {module}.{name}, {reason}; nothing of it has run"
         )
 
 

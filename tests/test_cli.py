@@ -246,6 +246,11 @@ def test_an_unknown_flag_is_named(name, command):
         (("--grid", "3*40*64"), r"grid must look like TxHxW"),
         (("--grid", "-3x40x64"), r"grid must look like TxHxW"),
         (("--grid", "3x0x64"), r"height must be at least 1, got 0"),
+        (
+            ("--grid", "1x1x9" + "0" * 20),
+            r"the places of 1x1x90+ tokens would take .* GB, this machine",
+        ),
+        (("--grid", "9000x9000x9000"), r"the places of .* would take 102,060\.0 GB, this machine"),
         (("--grid", "3x40x64", "-k", "0"), r"row_lag must be in \[1, width=64\], got 0"),
         (("--grid", "3x40x64", "-k", "65"), r"row_lag must be in \[1, width=64\], got 65"),
         (

@@ -12,6 +12,7 @@ from diagd.console import make_console
 from diagd.decoding.schedule import TokenGrid
 from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.options import DecodingFlags
+from diagd.system import check_memory
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class PlanOptions(DecodingFlags):
 def main(options: PlanOptions) -> dict[str, Any]:
     """Print the numbers, and for a small frame the step of every token."""
     grid = TokenGrid.parse(options.grid)
+    check_memory(140 * grid.num_tokens, f"the places of {options.grid} tokens")
     schedule = options.decoding(GenerationDefaults(), grid.height).schedule(grid)
     report = {
         "grid": options.grid,

@@ -111,8 +111,10 @@ def _opened(path: str | Path) -> Iterator[tuple[InputContainer, VideoStream]]:
                 raise ValueError(f"{path} holds no video stream (corrupt or truncated?)")
             yield container, container.streams.video[0]
     except (FFmpegError, OSError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"{path} cannot be decoded (corrupt or truncated): {reason}") from None
+        said = getattr(error, "strerror", None) or error
+        # ffmpeg reads still ones alone
+        hint = ", or animated: give .gif or .mp4" if path.suffix.lower() == ".webp" else ""
+        raise ValueError(f"{path} cannot be decoded (corrupt or truncated{hint}): {said}") from None
 
 
 def _rate(stream: VideoStream) -> Fraction:
@@ -223,8 +225,7 @@ def _with_palette(frames: Tensor, fps: Rate) -> Iterator[av.VideoFrame]:
     source = graph.add_buffer(
         width=width_px, height=height_px, format=av.VideoFormat("rgb24"), time_base=tick
     )
-    names = "split", "palettegen", "paletteuse", "buffersink"
-    split, palette, use, sink = map(graph.add, names)
+    split, palette, use, sink = map(graph.add, ("split", "palettegen", "paletteuse", "buffersink"))
     graph.link_nodes(source, split, palette)
     split.link_to(use, 1)
     palette.link_to(use, 0, 1)

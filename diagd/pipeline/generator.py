@@ -2,6 +2,7 @@
 
 import base64
 import logging
+import math
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from diagd.pipeline.prompts import (
     rows_of,
 )
 from diagd.pipeline.world_folder import WorldSource, load_parts, save_world
+from diagd.system import check_memory
 from diagd.tokenizers.text import TextIds, TextPrompts
 from diagd.tokenizers.vq import VideoTokenizer
 
@@ -444,6 +446,7 @@ class VideoGenerator:
                 f"num_frames must be a multiple of {step}: the tokenizer joins so many frames, "
                 f"got {num_frames}"
             )
+        check_memory(3 * num_frames * math.prod(self.frame_size_px), f"{num_frames} frames")
         return num_frames // step
 
     def read_prompt(

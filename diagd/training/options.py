@@ -61,7 +61,7 @@ class TokenizeOptions:
 
     def __post_init__(self) -> None:
         check_at_least(self, steps=1, batch=1, threads=1, codes=1, frame_stride=1, patch=1)
-        check_at_least(self, sharpen=0, seed=0)
+        check_at_least(self, sharpen=0, seed=0, checkpoint_s=0)
         check_values(
             self,
             ("minutes", self.minutes is None or 0 < self.minutes < math.inf, "above 0"),

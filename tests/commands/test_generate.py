@@ -247,6 +247,7 @@ def test_a_model_without_actions_dreams_without_them(generate, tmp_path):
         (("--frame-lag", 0), r"frame_lag must be at least 1, got 0"),
         (("--frame-lag", 8), r"frame_lag must be in \[1, .*=7\], got 8"),
         (("--frames", 0), r"frames must be at least 1, got 0"),
+        (("--frames", 2**40), r"1099511627776 frames would take .* GB, this machine has"),
         (("--context-frames", 0), r"context_frames must be at least 1, got 0"),
         (("--temperature", -1), r"temperature must be 0 or more, got -1"),
         (("--top-p", 2), r"top_p must be in \(0, 1\], got 2"),

@@ -154,6 +154,12 @@ def test_a_bad_line_is_named(line, message, tmp_path):
         read_actions(path, VOCABULARY)
 
 
+def test_windows_may_have_written_a_file_with_its_mark_and_line_ends(tmp_path):
+    path = tmp_path / "walk.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"action": "left"}\r\n{"action": "none"}\r\n')
+    assert read_actions(path, VOCABULARY) == ["left", "none"]
+
+
 def test_a_missing_or_binary_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"action file not found: .*/walk\.jsonl"):
         read_actions(tmp_path / "walk.jsonl", VOCABULARY)

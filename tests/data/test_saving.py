@@ -44,6 +44,13 @@ def test_one_frame_is_enough(suffix, tmp_path):
             assert picture.size == (80, 48)
 
 
+def test_an_animation_that_cannot_be_read_is_not_called_damaged_alone(tmp_path):
+    save_frames(tmp_path / "a.WEBP", FRAMES, 10)
+    message = r"WEBP cannot be decoded \(corrupt or truncated, or animated: give \.gif or \.mp4\): "
+    with pytest.raises(ValueError, match=message):
+        read_video(tmp_path / "a.WEBP")
+
+
 def test_a_picture_has_the_frames_side_by_side_and_a_video_is_a_video(tmp_path):
     save_frames(tmp_path / "a.png", FRAMES, 10)
     assert torch.equal(read_video(tmp_path / "a.png").frames[0], contact_sheet(FRAMES, columns=5))

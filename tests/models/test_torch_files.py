@@ -99,6 +99,13 @@ def test_a_file_without_its_pickle_is_refused(tmp_path):
         read_torch_file(tmp_path / "model.pt")
 
 
+def test_a_pickle_of_float8_is_told_where_float8_is_read(tmp_path):
+    torch.save({"w": torch.zeros(2).to(torch.float8_e4m3fn)}, tmp_path / "model.pt")
+    message = r"_rebuild_tensor_v3, as of float8, which is read from \.safetensors alone; nothing"
+    with pytest.raises(ValueError, match=message):
+        read_torch_file(tmp_path / "model.pt")
+
+
 def test_an_old_style_pickle_is_refused(tmp_path):
     (tmp_path / "model.pt").write_bytes(pickle.dumps({"w": 1}, protocol=2))
     with pytest.raises(ValueError, match=r"model\.pt: no PyTorch checkpoint"):

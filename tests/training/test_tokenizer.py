@@ -176,6 +176,7 @@ def test_frames_are_strided_from_a_different_start_in_each_clip(options):
             {"size": "64"},
             r"size must be .* pixels .64x96., multiples of 2 and at least 10, got '64'",
         ),
+        ({"checkpoint_s": float("nan")}, "checkpoint_s must be at least 0, got nan"),
         ({"size": "64x97"}, r"size must be .*, multiples of 2 and at least 10, got '64x97'"),
     ],
 )
