@@ -186,15 +186,13 @@ def report_rows(
     report = []
     for row in rows:
         beside = [other for other in rows if other.context_frames == row.context_frames]
-        raster = min(
-            (
-                other
-                for other in beside
-                if (other.strategy, other.dtype) == ("raster", row.dtype)
-                and row.backend in ("", other.backend)
-            ),
-            key=lambda other: other.seconds,
-        )
+        rasters = [
+            other
+            for other in beside
+            if (other.strategy, other.dtype) == ("raster", row.dtype)
+            and row.backend in ("", other.backend)
+        ]
+        raster = min(rasters, key=lambda other: other.seconds)
         baselines = {one.dtype: one.seconds for one in beside if one.strategy == HUGGING_FACE}
         baseline = baselines.get(row.dtype, baselines.get("float32"))  # it has no int8
         (first, *timed), seconds = row.runs, row.seconds

@@ -86,7 +86,6 @@ def save_checkpoint(found: Checkpoint, target: Path, tokenizer: str | Path | Non
     if found.family.text and found.family.text.encoder:
         raise ValueError(f"{found.path}: use it as it is, its text encoder is not stored with it")
     check_storable(found.weights)
-    target.mkdir(parents=True, exist_ok=True)
     names = [checkpoints.DEFAULTS_FILE]
     if (stored := _stored_tokenizer(found, tokenizer)) is not None:
         checkpoints.save_tokenizer(target, stored)

@@ -166,7 +166,6 @@ def write_starts(
     scenes = folder / "scenes"
     for old in scenes.glob("*_[0-9][0-9][0-9][0-9].*"):  # others are the user's
         old.unlink()
-    scenes.mkdir(parents=True, exist_ok=True)
     vocabulary.save(folder / ACTIONS_FILE)
     count = NUM_SCENES + 1  # spread over the clips, and over the length of each
     rounds = -(-count // len(clips))
