@@ -112,7 +112,6 @@ def _opened(path: str | Path) -> Iterator[tuple[InputContainer, VideoStream]]:
             yield container, container.streams.video[0]
     except (FFmpegError, OSError, EOFError) as error:
         said = getattr(error, "strerror", None) or error
-        # ffmpeg reads still ones alone
         hint = ", or animated: give .gif or .mp4" if path.suffix.lower() == ".webp" else ""
         raise ValueError(f"{path} cannot be decoded (corrupt or truncated{hint}): {said}") from None
 

@@ -317,4 +317,4 @@ def test_the_tutorial_turns_text_into_a_picture(tmp_path, monkeypatch):
     assert names["out"].stats.num_steps == 47
     with Image.open("house.png") as picture:
         assert picture.size == (24 * 4, 24 * 4)
-        assert len(picture.getcolors(picture.width * picture.height)) > 10
+        assert len(picture.getcolors(picture.width * picture.height) or ()) > 10

@@ -71,8 +71,7 @@ def pack(options: WorldFlags) -> dict[str, bytes]:
     source = WorldSource(options.model)
     world = VideoGenerator(parts.model, config, parts.tokenizer, codec, defaults, source)
     controls, context_frames, scenes = opening(world, options)
-    strategy = controls.strategy
-    if not strategy.has_schedule:
+    if not (strategy := controls.strategy).has_schedule:
         raise ValueError(f"strategy {strategy} has no schedule: a browser decodes by schedules")
     strategies = list(dict.fromkeys([*offered(world), strategy]))
     prompts = [world.prompt(scene.frames, scene.actions) for scene in scenes]
