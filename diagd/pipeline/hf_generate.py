@@ -78,16 +78,16 @@ def custom_generate(
             temperature = drawn.pop("temperature", 1.0)
             sampling = SamplingOptions(temperature, **drawn, valid_range=valid_range)
         in_training = [module for module in model.modules() if module.training]
-        decoder = wrapped = HuggingFaceModel(model)  # which ends training mode
-        for processor in logits_processor:
-            if isinstance(processor, _Guidance):
-                decoder = _guided(wrapped, input_ids, processor)
-                if (length := input_ids.shape[1] + new_tokens) > decoder.max_positions:
-                    raise ValueError(
-                        "guidance needs prompt and frames in one context of "
-                        f"{decoder.max_positions} tokens, got {length}"
-                    )
         try:
+            decoder = wrapped = HuggingFaceModel(model)  # which ends training mode
+            for processor in logits_processor:
+                if isinstance(processor, _Guidance):
+                    decoder = _guided(wrapped, input_ids, processor)
+                    if (length := input_ids.shape[1] + new_tokens) > decoder.max_positions:
+                        raise ValueError(
+                            "guidance needs prompt and frames in one context of "
+                            f"{decoder.max_positions} tokens, got {length}"
+                        )
             frames = generate_tokens(
                 decoder, input_ids, schedule, actions, context_frames, sampling=sampling, seed=seed
             ).tokens.flatten(2)

@@ -170,6 +170,8 @@ def test_a_model_in_training_stays_in_training_but_for_what_was_frozen(prompt):
     assert [module.training for module in model.modules()] == before
     with pytest.raises(ValueError, match="prompt ids must be in"):
         generate(model, prompt + VOCAB_SIZE, custom)
+    with pytest.raises(ValueError, match="guidance needs prompt and frames in one context"):
+        generate(model, prompt, custom, **NEGATIVE)
     assert [module.training for module in model.modules()] == before
 
 

@@ -220,7 +220,6 @@ def test_a_log_whose_last_line_was_cut_short_does_not_stop_a_run(options, whole)
         ("log.jsonl", b'{"loss": 1.0}\n', r"log\.jsonl: no 'step' in it"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:Environment variable TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
 def test_damage_of_what_a_run_goes_on_from_is_one_line(file, content, message, options):
     run = options(steps=1, warmup_steps=0)
     pretrain(run)
