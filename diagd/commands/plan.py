@@ -25,7 +25,7 @@ class PlanOptions(DecodingFlags):
 def main(options: PlanOptions) -> dict[str, Any]:
     """Print the numbers, and for a small frame the step of every token."""
     grid = TokenGrid.parse(options.grid)
-    check_memory(140 * grid.num_tokens, f"the places of {options.grid} tokens")
+    check_memory(140 * grid.num_tokens, f"the places of {options.grid} tokens")  # at least
     schedule = options.decoding(GenerationDefaults(), grid.height).schedule(grid)
     report = {
         "grid": options.grid,

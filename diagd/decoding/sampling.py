@@ -38,7 +38,7 @@ class ValidRanges:
         return low if bool((high - low == 1).all()) else None
 
     def at(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """The first valid ids of places (L,), and those past their last: (2, L) int64."""
+        """Return the first valid id of each place (L,) and the one past its last, (2, L) int64."""
         if self.by_place is None:
             return rows.new_tensor([[self.low], [self.high]]).expand(2, len(rows))
         return self.by_place[rows, columns].T
