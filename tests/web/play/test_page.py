@@ -31,7 +31,7 @@ def shared(world):
 
 
 @pytest.fixture
-def visit(browser):
+def visit(browser, serve):  # whose servers outlive the pages
     """Open pages; whatever the console says that is no note fails the test."""
     contexts, complaints = [], []
 
