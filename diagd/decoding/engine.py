@@ -8,20 +8,20 @@ positions matter to the model, or `keep_frames` says so, the prefix and the newe
 prefilled again from slot 0 instead.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from diagd.decoding.model import Buffers, CausalModel, StepFunction
+from diagd.decoding.model import Buffers, CausalModel, Step, StepFunction
 from diagd.decoding.sampling import UNDRAWN, Draw, ValidRanges
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import SCRATCH, DecodePlan, Order, SequenceLayout, make_plan
-from diagd.decoding.visibility import NEVER, Rule, raster_rule, visible_slots
+from diagd.decoding.visibility import NEVER, Rule, visible_slots
 
 # Lanes of a prompt fed at once: on the CPU what the caches of its cores hold, on a GPU what keeps
 # it busy while the host launches the next layer.
@@ -47,40 +47,17 @@ class Lanes(NamedTuple):
         return cls(*packed.unbind())
 
 
-@dataclass(frozen=True, eq=False)
-class Step:
-    """One step of decoding: what runs, over what, and how."""
-
-    model: CausalModel
-    buffers: Buffers
-    sampling: SamplingOptions  # how tokens are drawn
-    ranges: ValidRanges  # among which
-    rule: Rule = raster_rule  # who may see whom
-
-    @property
-    def is_plain(self) -> bool:  # for which kernels may be written
-        return self.rule is raster_rule
-
-    @property
-    def kind(self) -> Hashable:
-        """All that the step depends on but the buffers, the lanes and the slots."""
-        return replace(self.sampling, valid_range=None), self.ranges, self.rule
-
-    def of(self, model: CausalModel) -> "Step":
-        return replace(self, model=model)
-
-    def run(self, lanes: Tensor, num_slots: int) -> None:
-        """Gather, forward, sample, scatter: lanes (8, L), over so many slots in whole blocks."""
-        lane, memory, num_slots = Lanes.of(lanes), self.buffers, whole_blocks(num_slots, BLOCK)
-        seen = lane.positions, lane.steps, memory.held[:num_slots], memory.fed_at[:num_slots]
-        ours = self.rule is raster_rule
-        visible = self.model.see(*seen) if ours else visible_slots(*seen, self.rule)
-        # UNDRAWN is no id: it is found in `Stream.finish_frame`
-        tokens = memory.tokens[:, lane.inputs].clamp_(min=0)
-        logits = self.model.forward(tokens, lane.positions, lane.slots, visible, memory.cache)
-        places = lane.frames, lane.rows, lane.columns
-        draw = Draw(self.sampling, self.ranges, memory.seeds, *places)
-        memory.tokens.index_copy_(1, lane.outputs, self.model.sample(logits, draw))
+def run_step(model: CausalModel, step: Step, lanes: Tensor, num_slots: int) -> None:
+    """Gather, forward, sample, scatter: lanes (8, L), over so many slots in whole blocks."""
+    lane, memory, num_slots = Lanes.of(lanes), step.buffers, whole_blocks(num_slots, BLOCK)
+    seen = lane.positions, lane.steps, memory.held[:num_slots], memory.fed_at[:num_slots]
+    visible = model.see(*seen) if step.is_plain else visible_slots(*seen, step.rule)
+    # UNDRAWN is no id: it is found in `Stream.finish_frame`
+    tokens = memory.tokens[:, lane.inputs].clamp_(min=0)
+    logits = model.forward(tokens, lane.positions, lane.slots, visible, memory.cache)
+    places = lane.frames, lane.rows, lane.columns
+    draw = Draw(step.sampling, step.ranges, memory.seeds, *places)
+    memory.tokens.index_copy_(1, lane.outputs, model.sample(logits, draw))
 
 
 class NextStep(NamedTuple):
@@ -149,8 +126,9 @@ class Stream:
         grid, model = self.frame.grid, self.model
         where = grid.height, grid.width, model.vocab_size, model.device
         self.sampling, self.ranges = sampling, ValidRanges.resolve(sampling.valid_range, *where)
-        step = Step(model, self.buffers, sampling, self.ranges, self.rule)
-        self.run: StepFunction = torch.inference_mode()(model.make_step(step))
+        step = Step(self.buffers, sampling, self.ranges, self.rule)
+        run: StepFunction = model.make_step(step) or partial(run_step, model, step)
+        self.run = torch.inference_mode()(run)
 
     def prefill(self, prompt: Tensor, layout: SequenceLayout) -> None:
         """Start anew from a prompt (B, P); `layout` is of a frame behind it, with its context."""

@@ -240,13 +240,14 @@ def a_rebound_buffer(monkeypatch):
 
 def tokens_that_are_replaced(monkeypatch):
     """The buffer of tokens moves."""
-    run = engine.Step.run
+    run = engine.run_step
 
-    def planted(self, lanes, num_slots):
-        run(self, lanes, num_slots)
-        self.buffers.tokens = self.buffers.tokens.clone()
+    def planted(model, step, lanes, num_slots):
+        run(model, step, lanes, num_slots)
+        step.buffers.tokens = step.buffers.tokens.clone()
 
-    monkeypatch.setattr(engine.Step, "run", planted)
+    for module in (engine, replay):
+        monkeypatch.setattr(module, "run_step", planted)
 
 
 @pytest.mark.parametrize("plant", [a_baked_number, a_rebound_buffer])

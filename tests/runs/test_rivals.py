@@ -87,18 +87,18 @@ def test_a_coupled_draw_has_the_target_distribution(drawn, afresh):
 @pytest.mark.parametrize("strategy", ["jacobi,lanes=4", "sjd,lanes=4", "mc-sjd,lanes=4"])
 def test_lossless_rules_write_the_distribution_of_the_model(strategy):
     """A video of 4 tokens out of 3 ids, 81 in all, against their exact probabilities."""
-    model = Watched(tiny_model(grid_height=1, grid_width=2, num_action_tokens=0))
+    model = tiny_model(grid_height=1, grid_width=2, num_action_tokens=0)
     sampling = diagd.SamplingOptions(temperature=1.5, valid_range=(0, 3))
     prompt = torch.tensor([[7]])
     videos = torch.tensor(list(itertools.product(range(3), repeat=4)))
     sequences = torch.cat([prompt.expand(81, 1), videos], 1)
     with torch.no_grad():
-        logits = model.model.logits(sequences)[:, :-1, :3] / sampling.temperature
+        logits = model.logits(sequences)[:, :-1, :3] / sampling.temperature
     chosen = logits.log_softmax(-1).gather(-1, videos[..., None])
     exact = chosen.sum((1, 2)).exp()
     batch = 4000
     out = diagd.generate_tokens(
-        model,
+        Watched(model),
         prompt.expand(batch, 1).contiguous(),
         parse(strategy),
         context_frames=0,
