@@ -66,8 +66,13 @@ from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from diagd.workers import do_tasks
 
 
-def choose_clips(clips: Path, num_clips: int | None, seed: int) -> list[str]:
-    """Draw clips of a folder, or prompts of a file; a larger draw of one seed has the smaller."""
+def choose_clips(
+    clips: Path, num_clips: int | None, seed: int, limit: int | None = None
+) -> list[str]:
+    """Draw clips of a folder, or prompts of a file; a larger draw of one seed has the smaller.
+
+    Without a number all that are there are drawn, up to the `limit`.
+    """
     what = "clips"
     if clips.is_dir():
         names = list(find_clips(clips))
@@ -77,7 +82,8 @@ def choose_clips(clips: Path, num_clips: int | None, seed: int) -> list[str]:
             raise ValueError(f"{clips}: expected a text or a class a line, got none")
         if twice := [name for place, name in enumerate(names) if name in names[:place]]:
             raise ValueError(f"{clips}: {twice[0]!r} is there twice")
-    num_clips = len(names) if num_clips is None else num_clips
+    if num_clips is None:
+        num_clips = min(len(names), limit or len(names))
     if not 1 <= num_clips <= len(names):
         raise ValueError(f"expected a number of {what} from 1 to {len(names)}, got {num_clips}")
     places = list(range(len(names)))
@@ -376,8 +382,8 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     dtype = choose_dtype(options.dtype, device)
     fingerprints = {label: fingerprint(model_path(name)) for label, name in models.items()}
     of_images = options.of_images
-    count = options.num_clips if of_images else options.lengths.num_clips
-    clips = choose_clips(options.clips, count, options.seed)
+    limit = None if of_images else options.lengths.num_clips
+    clips = choose_clips(options.clips, options.num_clips, options.seed, limit)
     if options.revisit:
         clips_after(options.clips, clips[0])  # or there is no chance
     meter = ClipMeter(options, dtype)
@@ -429,16 +435,21 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
                     num_measured += 1
     if not (results := read_results(path)).clips:
         raise ValueError(next(iter(failed.values())))
-    table = compare(results)
+    table, notes = compare(results), list[str]()
     console = make_console()
     table.print(console)
+    if limit is not None and len(clips) < limit:
+        notes.append(
+            f"all {len(clips)} clips of {options.clips}: the protocol {options.protocol} has {limit}"
+        )
+        console.print(f"note: {notes[0]}")
     for clip, why in failed.items():
         console.print(f"{clip} could not be measured: {why}")
     return {
         "results": str(path),
         "measured": num_measured,
         "failed": failed,
-        "notes": table.notes,
+        "notes": [*notes, *table.notes],
         "rows": table.rows,
     }
 

@@ -63,7 +63,8 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
     strategy: tuple[str, ...] = ("k=4", "k=2", "k=1")  # how to decode, after raster
     # the paper's clips and lengths, where the next flags leave them open
     protocol: Literal["cosmos", "wham", "mc-ar"] = "mc-ar"
-    # clips, drawn at random from the folder by the seed; of texts and classes all by default
+    # clips, drawn at random from the folder by the seed; default: all, of clips at most as many as
+    # the protocol has
     num_clips: int | None = None
     frames: int | None = None  # frames of a clip, the given ones included
     context_frames: int | None = None  # given frames
