@@ -439,9 +439,8 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     console = make_console()
     table.print(console)
     if limit is not None and len(clips) < limit:
-        notes.append(
-            f"all {len(clips)} clips of {options.clips}: the protocol {options.protocol} has {limit}"
-        )
+        there = f"all {len(clips)} clips of {options.clips}"
+        notes.append(f"{there}: the protocol {options.protocol} has {limit}")
         console.print(f"note: {notes[0]}")
     for clip, why in failed.items():
         console.print(f"{clip} could not be measured: {why}")
