@@ -2,7 +2,7 @@
 
 Every clip is continued from its first frames under its recorded actions, by each model with each
 strategy and the same seed. Raster, the tokenizer's reconstruction and a copy of the last given
-frame are always in. A killed run goes on; `diagd report` turns results.jsonl into a page.
+frame are always in. A killed run resumes; `diagd report` turns results.jsonl into a page.
 
 Of a model of images every strategy makes an image of a text or a class under the same noise, and
 raster's stands in for the truth. A strategy's price is what raster's own tokens cost under its
@@ -54,13 +54,14 @@ from diagd.evaluation.results import (
     read_results,
     video_path,
 )
-from diagd.families.checkpoints import model_path
+from diagd.families.checkpoints import find_model, model_path
 from diagd.families.clip_files import Clip, find_clips
 from diagd.files import read_lines
 from diagd.metrics import quality
 from diagd.metrics.perceptual import ImageFeatures, Lpips, VideoFeatures
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.prompts import seed_of
+from diagd.pipeline.world_folder import check_strategy
 from diagd.system import clip_fingerprint, fingerprint, provenance
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from diagd.workers import do_tasks
@@ -384,6 +385,11 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     of_images = options.of_images
     limit = None if of_images else options.lengths.num_clips
     clips = choose_clips(options.clips, options.num_clips, options.seed, limit)
+    for name in models.values():
+        found = find_model(name)
+        for strategy in options.strategies():
+            drawing = options.drawing(found.family.defaults(found))
+            check_strategy(found, strategy, drawing.temperature)
     if options.revisit:
         clips_after(options.clips, clips[0])  # or there is no chance
     meter = ClipMeter(options, dtype)

@@ -4,7 +4,7 @@ import base64
 import logging
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
@@ -118,7 +118,7 @@ class VideoGenerator:
         cls,
         name_or_path: str | Path = "doom",
         device: torch.device | str = "cpu",
-        dtype: torch.dtype | DTypeChoice = torch.float32,
+        dtype: torch.dtype | DTypeChoice = "auto",
         backend: Backend = "auto",
         int8: bool = False,
         config: str | Path | None = None,
@@ -130,9 +130,9 @@ class VideoGenerator:
             name_or_path: a bundled model, a folder of ours, a released checkpoint, or `user/name`
                 on the Hugging Face Hub, which is downloaded once.
             device: where the weights are, such as `cpu` or `cuda`.
-            dtype: of the weights, a dtype of torch or a name: `int8` rounds them to 8 bits (as the
-                argument of that name does), `auto` is what is faster here, float32 or bfloat16,
-                `fastest` may be int8, too.
+            dtype: of the weights, a dtype of torch or a name: `auto` is what is faster here,
+                float32 or bfloat16, `fastest` may be int8, too, and `int8` rounds them to 8 bits
+                (as the argument of that name does). The same numbers everywhere: `float32`.
             backend: what runs the model (see `diagd.backends.prepare.prepare`).
             config, tokenizer: a config file and a tokenizer folder, where they are not with the
                 checkpoint (see `diagd.pipeline.world_folder.load_parts`).
@@ -140,6 +140,8 @@ class VideoGenerator:
         Raises:
             FileNotFoundError, ValueError: something is missing or damaged (named).
         """
+        if int8 and dtype in ("auto", "fastest"):
+            dtype = "int8"
         if dtype == "fastest" and backend not in ("auto", "native"):
             dtype = "auto"  # only our kernels are timed in int8
         parts = load_parts(name_or_path, device_of(str(device)), dtype, config, tokenizer)
@@ -205,6 +207,7 @@ class VideoGenerator:
         seed: int = 0,
         text: str | Tensor | None = None,
         guidance: float | None = None,
+        on_frame: Callable[[int], object] | None = None,
     ) -> GeneratedVideo | list[GeneratedVideo]:
         """Go on from a clip, or from each clip of a batch, all of which are decoded at once.
 
@@ -230,6 +233,7 @@ class VideoGenerator:
                 that read a text, (1, M, size) states of a text encoder; (B, M, size) for a batch.
             guidance: how closely images keep to their class or text, 1 being the model as it is;
                 by default what its makers use.
+            on_frame: called with how many frames have been decoded, whenever there are more.
 
         Returns:
             A video; for a batch a list of videos, each as it would be alone.
@@ -271,6 +275,7 @@ class VideoGenerator:
             max_slots=max_slots,
             keep_frames=keep_frames,
             num_seam_tokens=self.config.num_seam_tokens,
+            on_frame=on_frame and (lambda grids: on_frame(grids * num_frames // num_grids)),
         )
         videos = []
         for context, written, prompt in zip(contexts, out.tokens, prompts, strict=True):

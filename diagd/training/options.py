@@ -53,7 +53,7 @@ class TokenizeOptions:
     codes: int = 1024  # codebook size, from scratch
     frame_stride: int = 4  # train and measure on every n-th frame; all of them lie in memory
     checkpoint_s: float = 60.0  # seconds between checkpoints
-    out: OutputFolder  # folder to write; a killed run goes on from here
+    out: OutputFolder  # folder to write; a killed run resumes from here
     heldout: Path | None = None  # folder of held-out clips; default: a share of the clips
     heldout_share: float = 0.1  # which share: every tenth clip by name
     tokenizer: Path | None = None  # trained tokenizer to apply as it is, instead of training
@@ -136,7 +136,7 @@ class RunOptions:
     """Options of every training run."""
 
     tokens: Path  # folder from diagd tokenize, or of token shards
-    out: OutputFolder  # checkpoint folder to write; a run that was killed goes on from here
+    out: OutputFolder  # checkpoint folder to write; a killed run resumes from here
     validation: Path | None = None  # folder of held-out token shards; default: those in --tokens
     frames: int = 8  # frames of a training sequence
     hold: float = 0.0  # share of frames that repeat the one before, under the action "none"
