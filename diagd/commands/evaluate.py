@@ -248,11 +248,10 @@ class ClipMeter:
         if options.revisit and world.vocabulary is not None:
             coming = walk(*options.revisit_actions, idle_action(world.vocabulary), options.revisit)
         return world.generate(
-            clip.frames[:given],
+            world.read_prompt(clip.frames[:given], between),
             coming and list(islice(cycle(coming), num_frames)),
             num_frames,
             strategy=strategy,
-            context_actions=between,
             sampling=options.drawing(world.defaults),
             seed=seed_of(clip.name, options.seed),
         )

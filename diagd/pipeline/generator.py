@@ -4,8 +4,10 @@ import base64
 import logging
 import math
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
@@ -31,7 +33,9 @@ from diagd.pipeline.prompts import (
     Clip,
     Picture,
     Prompt,
+    foreign_notes,
     is_batch,
+    own_psnr,
     prompt_tokens,
     read_clip,
     rows_of,
@@ -212,7 +216,7 @@ class VideoGenerator:
         """Go on from a clip, or from each clip of a batch, all of which are decoded at once.
 
         What is done that nobody asked for (pictures fitted, the idle action put between frames) is
-        logged, a line each.
+        logged, a line each; a picture unlike all that the world has learned is a warning.
 
         Args:
             frames: the context: a path, of whose frames the last ones are seen; or pictures, all of
@@ -250,6 +254,8 @@ class VideoGenerator:
         num_grids = self.num_grids(num_frames)
         ids = [self.action_ids(coming, num_grids, "generated frame") for _, coming, _ in rows]
         prompts, tokens, contexts = self._read_rows(rows)
+        read = [isinstance(clip, Prompt) for clip, *_ in rows]  # by one who has their notes
+        self._warn_of_foreign(one for one, known in zip(prompts, read, strict=True) if not known)
         if (said := self.read_text(text, torch.cat(contexts))) is not None:
             contexts = [picture[:0] for picture in contexts]
             tokens = said.prompt.expand(len(rows), -1)
@@ -311,10 +317,21 @@ class VideoGenerator:
             prompt=ids.prompt.to(device), unconditional=ids.unconditional.to(device)
         )
 
-    def _read_rows(
-        self, rows: Sequence[tuple[Any, Any, Any]]
-    ) -> tuple[list[Prompt], Tensor, list[Tensor]]:
-        """Return each row's prompt, the tokens of all (B, P), and the grids of each context."""
+    @cached_property
+    def _own_psnr(self) -> float | None:
+        found = self.source and self.source.folder
+        return found and own_psnr(self.tokenizer, found, self.frame_size_px)
+
+    def _warn_of_foreign(self, prompts: Iterable[Prompt]) -> None:
+        """Warn of the first prompt, if any, that looks like nothing that the world has learned."""
+        for prompt in prompts:
+            if len(prompt.frames) and (
+                notes := foreign_notes(self.tokenizer, self._own_psnr, prompt.frames[-1])
+            ):
+                warnings.warn(notes[0], stacklevel=3)
+                break
+
+    def _read_prompts(self, rows: Sequence[tuple[Any, Any, Any]]) -> list[Prompt]:
         prompts = []
         for clip, _, between in rows:
             if not isinstance(clip, Prompt):  # whose notes its reader has
@@ -324,6 +341,13 @@ class VideoGenerator:
             elif between is not None:
                 raise ValueError("a prompt that was read has its context_actions: leave them out")
             prompts.append(clip)
+        return prompts
+
+    def _read_rows(
+        self, rows: Sequence[tuple[Any, Any, Any]]
+    ) -> tuple[list[Prompt], Tensor, list[Tensor]]:
+        """Return each row's prompt, the tokens of all (B, P), and the grids of each context."""
+        prompts = self._read_prompts(rows)
         lengths = dict.fromkeys(len(prompt.frames) for prompt in prompts)
         if len(lengths) > 1:
             given = " and ".join(map(str, lengths))
@@ -352,6 +376,10 @@ class VideoGenerator:
         self.check(chosen, settings.get("sampling"))
         if isinstance(actions, str) and self.vocabulary is not None:
             actions = parse_actions(actions, self.vocabulary)
+        if not isinstance(frames, Prompt):
+            rows = rows_of(frames, None, settings.pop("context_actions", None))
+            (frames,) = self._read_prompts(rows)
+            self._warn_of_foreign([frames])
         engine = self.start(frames, **settings)
         ids = (self.action_ids([action], 1, "generated frame") for action in actions)
         grids = (tokens for one in ids for tokens in engine.decode(chosen, one, 1))

@@ -208,10 +208,9 @@ def _make_clip(
         actions += _walk(codec, options.frames, draw)
     between, coming = split_actions(actions, seen)
     generated = world.generate(
-        frames,
+        world.read_prompt(frames, between),
         coming,
         options.frames,
-        context_actions=between,
         strategy=strategy,
         seed=options.seed + number,
     )
