@@ -109,6 +109,14 @@ def test_a_table_comes_before_what_is_to_be_said_of_it(report):
     assert 0 < page.index("<table>") < page.index("<p class=note>Means over clips")
 
 
+def test_plots_are_dark_where_the_page_is_and_pictures_of_the_game_are_not(report):
+    page = (report / "report.html").read_text()
+    assert "@media (prefers-color-scheme: dark) { img.plot { filter: invert" in page
+    pictures = re.findall(r"<img src=\"figures/(\w+)\.png\"[^>]* loading=lazy( class=plot)?>", page)
+    assert {name for name, is_plot in pictures if is_plot} == {"frontier", "horizons"}
+    assert len(pictures) > 2
+
+
 def test_what_is_missing_and_what_is_ours_is_said(report):
     text = (report / "report.md").read_text()
     assert "FVD: not measured, it needs weights (--fvd-detector FILE)." in text
