@@ -254,8 +254,6 @@ class VideoGenerator:
         num_grids = self.num_grids(num_frames)
         ids = [self.action_ids(coming, num_grids, "generated frame") for _, coming, _ in rows]
         prompts, tokens, contexts = self._read_rows(rows)
-        read = [isinstance(clip, Prompt) for clip, *_ in rows]  # by one who has their notes
-        self._warn_of_foreign(one for one, known in zip(prompts, read, strict=True) if not known)
         if (said := self.read_text(text, torch.cat(contexts))) is not None:
             contexts = [picture[:0] for picture in contexts]
             tokens = said.prompt.expand(len(rows), -1)
@@ -268,8 +266,11 @@ class VideoGenerator:
                 f"{num_context + num_grids} grids, the model holds {held}"
             )
         max_slots, keep_frames = self.window(num_context)
+        model = self.guided(guidance, said)
+        read = [isinstance(clip, Prompt) for clip, *_ in rows]  # by one who has their notes
+        self._warn_of_foreign(one for one, known in zip(prompts, read, strict=True) if not known)
         out = generate_tokens(
-            self.guided(guidance, said),
+            model,
             tokens,
             strategy,
             torch.cat(ids),

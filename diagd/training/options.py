@@ -243,12 +243,12 @@ class RunOptions:
         return min(max(by_steps, by_time, 0.0), 1.0)
 
     def learning_rate_at(self, step: int, seconds: float = 0.0) -> float:
-        """Warm up linearly, by steps or the time, and follow a cosine to a tenth of the peak."""
-        done, risen = self.share_done(step, seconds, self.warm_up), 1.0
-        if step < self.warm_up:
-            by_time = 0.0 if self.warmup_steps is not None else done / WARM_UP_SHARE
-            risen = min(max((step + 1) / self.warm_up, by_time), 1.0)
-        return self.learning_rate * risen * (0.55 + 0.45 * math.cos(math.pi * done))
+        """Warm up linearly, by steps or the time, then follow a cosine to a tenth of the peak."""
+        done, peak = self.share_done(step, seconds, self.warm_up), self.learning_rate
+        by_time = 0.0 if self.warmup_steps is not None else done / WARM_UP_SHARE
+        if step < self.warm_up and by_time < 1:
+            return max(peak * (step + 1) / self.warm_up, peak * by_time)
+        return peak * (0.55 + 0.45 * math.cos(math.pi * done))
 
     @property
     def frames_held(self) -> int:

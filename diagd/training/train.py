@@ -17,6 +17,7 @@ diagd finetune --init doom --tokens tokens --out doom-k1 --strategy "k=1"
 import math
 import os
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
@@ -243,16 +244,16 @@ def plan_run(options: TrainOptions, clips: TokenClips) -> RunPlan:
     if model is None and processes > 1:
         raise ValueError("a model is sized on one process: with several, name it by --model")
     assert options.seconds is not None
-    started, costs = monotonic(), list[tuple[int, float]]()
+    began, started, costs = monotonic(), time.monotonic(), list[tuple[int, float]]()
     with waiting("measuring how fast this machine trains"):
         for name in PROBED if model is None else [model]:
-            left = PROBE_SHARE * options.seconds - (monotonic() - started)
+            left = PROBE_SHARE * options.seconds - (time.monotonic() - started)
             if not costs or left > 0:
                 costs.append(_probe(options, clips, name, left))
     if len(costs) == 1:  # a step that took that long is all arithmetic: it grows with the weights
         costs.insert(0, (0, 0.0))
     # several processes need one budget, and each has measured for a time of its own
-    spent = 0.0 if "WORLD_SIZE" in os.environ else monotonic() - started
+    spent = 0.0 if "WORLD_SIZE" in os.environ else monotonic() - began
     seconds_left = max(options.seconds - spent, 1.0)
     data_tokens = len(clips.tokens) * clips.tokens.shape[1] * (clips.tokens[0, 0].numel() + 1)
     tokens_per_step = processes * options.batch_of(clips) * options.length_of(clips)
@@ -280,7 +281,7 @@ def read_plan(options: TrainOptions) -> RunPlan | None:
 
 def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> tuple[int, float]:
     """Train for some steps, beginning none after `limit` seconds; return weights, and s a token."""
-    began = monotonic()
+    began = time.monotonic()
     gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # as all processes measure at once
     device = torch.device(gpu if torch.cuda.is_available() else "cpu")
     config = setup.fit_config(model, clips, options.frames_held, options.sliding_frames)
@@ -290,7 +291,7 @@ def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> 
     rounds = setup.choose_precision(options.precision) == "bf16"
     times: list[float] = []
     for step in range(1 + PROBE_STEPS):  # the first one prepares
-        started = monotonic()
+        started = time.monotonic()
         tokens = draw_batch(clips, options.frames, options.batch_of(clips), step).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=rounds):
             loss = loss_of(probe, tokens, step)
@@ -299,8 +300,8 @@ def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> 
             optimizer.step()
             optimizer.zero_grad()
         loss.item()
-        times.append((monotonic() - started) / tokens.numel())
-        if monotonic() - began > limit:
+        times.append((time.monotonic() - started) / tokens.numel())
+        if time.monotonic() - began > limit:
             break
     return num_parameters(config), statistics.median(times[1:] or times)
 

@@ -117,7 +117,7 @@ def test_several_processes_have_one_budget_however_long_each_measured(
     monkeypatch.setenv("RANK", rank)
     train.pretrain(run)
     assert [options.seconds for options in given] == pytest.approx(
-        [SECONDS - 14, SECONDS - 14, SECONDS]
+        [SECONDS - 7, SECONDS - 7, SECONDS]
     )
     assert (run.out / "plan.json").is_file() == (rank == "0")
 
