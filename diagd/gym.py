@@ -99,7 +99,10 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         self.randoms = [seeding.np_random()[0] for _ in range(num_envs)]
         self._engine: DecodingEngine | None = None
         self._frames: Frames | None = None  # (B, H_px, W_px, 3), seen last
-        self._num_steps, self._names = 0, np.empty(0, object)  # since, and the scenes of, a reset
+        self._num_steps, self._scene_names = (
+            0,
+            np.empty(0, object),
+        )  # since, and the scenes of, a reset
 
     def reset(
         self,
@@ -128,8 +131,8 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         )
         self._frames = torch.stack([scene.frames[-1] for scene in scenes]).numpy()
         self._num_steps = 0
-        self._names = np.array([scene.name for scene in scenes], dtype=object)
-        return self._frames.copy(), self._info(scene=self._names)
+        self._scene_names = np.array([scene.name for scene in scenes], dtype=object)
+        return self._frames.copy(), self._info(scene=self._scene_names)
 
     def _info(self, **values: NDArray[Any]) -> dict[str, Any]:
         """Return values of all episodes, each with its mask, as Gymnasium has them."""
@@ -167,7 +170,7 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         self._num_steps += 1
         truncated = np.full(self.num_envs, self._num_steps == self.max_episode_steps)
         info = self._info(
-            scene=self._names,
+            scene=self._scene_names,
             action=np.array([self.names[action] for action in actions], dtype=object),
             frame=np.full(self.num_envs, self._num_steps),
         )

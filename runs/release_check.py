@@ -19,6 +19,8 @@ import shlex
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -41,6 +43,15 @@ NEEDS = {
 }
 
 
+@contextmanager
+def fresh_environment() -> Iterator[tuple[Path, Path]]:
+    """Yield an empty folder, but for a virtual environment, and the folder of its programs."""
+    with TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        venv.create(root / "venv", with_pip=True)
+        yield root, root / "venv" / ("Scripts" if os.name == "nt" else "bin")
+
+
 def packages(dist: Path, folder: Path) -> list[Path]:
     """Return the sdist, and the wheel that pip chooses for this platform, as a copy in a folder."""
     flags = ("--no-index", "--no-deps", "--only-binary", ":all:", "--find-links", dist, "diagd")
@@ -58,10 +69,7 @@ def packages(dist: Path, folder: Path) -> list[Path]:
 def check(package: Path) -> None:
     """Install a package into a fresh environment and run its first commands in an empty folder."""
     print(f"== {package.name}", flush=True)
-    with TemporaryDirectory() as scratch:
-        root = Path(scratch)
-        venv.create(root / "venv", with_pip=True)
-        scripts = root / "venv" / ("Scripts" if os.name == "nt" else "bin")
+    with fresh_environment() as (root, scripts):
         python = next(scripts.glob("python*"))
         subprocess.run([python, "-m", "pip", "install", "-q", package.resolve()], check=True)
         work = root / "work"
@@ -117,10 +125,7 @@ def commands(line: str) -> list[str]:
 def check_line(line: str) -> None:
     """Install a clone in a fresh environment as documented, and run what needs that."""
     print(f"== pip install {line}", flush=True)
-    with TemporaryDirectory() as scratch:
-        root = Path(scratch)
-        venv.create(root / "venv", with_pip=True)
-        scripts = root / "venv" / ("Scripts" if os.name == "nt" else "bin")
+    with fresh_environment() as (root, scripts):
         path = f"{scripts}{os.pathsep}{os.environ['PATH']}"
         own = {**os.environ, "PATH": path, "PYTHONPATH": ""}
         for command in (f"pip install -q {line}", "pip check", *commands(line)):

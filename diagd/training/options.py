@@ -143,7 +143,8 @@ class RunOptions:
     steps: int | None = None  # optimiser steps
     minutes: float | None = None  # minutes of training; with --steps, what ends first
     hours: float | None = None  # the same in hours; added to --minutes
-    # instead of these three: train a run that is finished for so much longer
+    # instead of these three: train a finished run for so much longer; if killed, the same command
+    # resumes it, up to the end that it had
     more_minutes: float | None = None
     batch_size: int | None = None  # sequences a step and process; default: about 5,000 tokens
     learning_rate: float  # peak; decays along a cosine to a tenth
