@@ -7,7 +7,6 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
@@ -33,9 +32,8 @@ from diagd.pipeline.prompts import (
     Clip,
     Picture,
     Prompt,
-    foreign_notes,
     is_batch,
-    own_psnr,
+    likeness_notes,
     prompt_tokens,
     read_clip,
     rows_of,
@@ -318,19 +316,15 @@ class VideoGenerator:
             prompt=ids.prompt.to(device), unconditional=ids.unconditional.to(device)
         )
 
-    @cached_property
-    def _own_psnr(self) -> float | None:
-        found = self.source and self.source.folder
-        return found and own_psnr(self.tokenizer, found, self.frame_size_px)
-
     def _warn_of_foreign(self, prompts: Iterable[Prompt]) -> None:
         """Warn of the first prompt, if any, that looks like nothing that the world has learned."""
+        source = self.source
         for prompt in prompts:
-            if len(prompt.frames) and (
-                notes := foreign_notes(self.tokenizer, self._own_psnr, prompt.frames[-1])
-            ):
-                warnings.warn(notes[0], stacklevel=3)
-                break
+            if source is None or not len(prompt.frames):  # of no folder, or an image of a text
+                continue
+            for note in likeness_notes(self.tokenizer, source.folder, prompt.frames[-1]):
+                warnings.warn(note, stacklevel=3)
+                return
 
     def _read_prompts(self, rows: Sequence[tuple[Any, Any, Any]]) -> list[Prompt]:
         prompts = []

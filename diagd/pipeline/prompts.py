@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -96,28 +97,22 @@ def likeness_notes(tokenizer: VideoTokenizer, folder: Path, frame: Tensor) -> li
     Its tokens keep less of such a frame, (H_px, W_px, 3) uint8 of the world's size, than of the
     prompt in its folder; the model's likelihood does not show it (docs/log.md).
     """
-    return foreign_notes(tokenizer, own_psnr(tokenizer, folder, frame.shape[:2]), frame)
-
-
-def own_psnr(tokenizer: VideoTokenizer, folder: Path, size_px: Sequence[int]) -> float | None:
-    """Return what tokens keep of a world's own prompt, in dB; None where there is nothing to ask.
-
-    A tokenizer that joins frames is not asked about a single one.
-    """
-    own = folder / "prompt.mp4"
-    if not own.is_file() or tokenizer.temporal_compression > 1:
-        return None
-    return _kept(tokenizer, tokenizer.fit_frames(read_video(own, last=1).frames, *size_px))
-
-
-def foreign_notes(tokenizer: VideoTokenizer, usual: float | None, frame: Tensor) -> list[str]:
-    """Return the line of `likeness_notes`, where tokens keep `usual` dB of a world's own prompt."""
+    usual = _own_psnr(tokenizer, folder, frame.shape[:2])
     if usual is None or (kept := _kept(tokenizer, frame[None].cpu())) > usual - FOREIGN_DB:
         return []
     return [
         "the world has learned nothing that looks like this picture, which may dissolve soon "
         f"(its tokens keep {kept:.0f} dB of it, {usual:.0f} dB of its own prompt)"
     ]
+
+
+@lru_cache(maxsize=1)
+def _own_psnr(tokenizer: VideoTokenizer, folder: Path, size_px: tuple[int, int]) -> float | None:
+    """Return what tokens keep of a world's own prompt, in dB; None where that cannot be asked."""
+    own = folder / "prompt.mp4"
+    if not own.is_file() or tokenizer.temporal_compression > 1:
+        return None
+    return _kept(tokenizer, tokenizer.fit_frames(read_video(own, last=1).frames, *size_px))
 
 
 def _kept(tokenizer: VideoTokenizer, frame: Tensor) -> float:
