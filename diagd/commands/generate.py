@@ -253,7 +253,7 @@ def find_prompts(folder: Path) -> list[Path]:
 
 
 def _settings(options: GenerateOptions) -> dict[str, Any]:
-    names = {field.name for field in fields(options)} - {"prompts", *ONE_VIDEO, *MANY_VIDEOS}
+    names = {field.name for field in fields(options)} - {"prompts", "out", *ONE_VIDEO, *MANY_VIDEOS}
     flags = {name: getattr(options, name) for name in sorted(names)}
     return {"weights": fingerprint(model_path(options.model)), **flags}
 
