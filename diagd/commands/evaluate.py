@@ -9,7 +9,7 @@ raster's stands in for the truth. A strategy's price is what raster's own tokens
 schedule, with the guidance under which they were drawn.
 
     diagd evaluate --clips work/doom/heldout --num-clips 64 --out work/study
-    diagd evaluate --model deepseek-ai/Janus-Pro-1B --prompts texts.txt --out out
+    diagd evaluate --model deepseek-ai/Janus-Pro-1B --prompts p.txt --out out
 """
 
 import json
