@@ -230,10 +230,14 @@ usage: diagd COMMAND [flags]      diagd COMMAND --help      diagd --version
 
 {table}
 
-Every command takes --json (stdout is one JSON document) and --threads N.
+Every command takes --json (stdout is one JSON document, {{"error": ...}} of an
+error) and --threads N.
 diagd --completion bash (or zsh) prints a script that completes flags with Tab."""
 
 
 def _fail(message: str) -> NoReturn:
-    print("error:", shorten(" ".join(message.split())), file=sys.stderr)
+    line = shorten(" ".join(message.split()))
+    if "--json" in sys.argv:
+        print(json.dumps({"error": line}), flush=True)
+    print("error:", line, file=sys.stderr)
     sys.exit(2)

@@ -32,7 +32,8 @@ def output_file(path: Path) -> Path:
     return path
 
 
-def _output_folder(path: Path) -> Path:
+def output_folder(path: Path) -> Path:
+    """Return a path, or raise OSError if it cannot be a folder's."""
     _check_writable(path)
     if path.is_file():
         raise OSError(f"{path} is a file, expected a folder")
@@ -72,7 +73,7 @@ def _one_word(
 
 
 # Where a command writes: refused at once, with the flag's name, if that is impossible.
-OutputFolder = Annotated[Path, _one_word("PATH", lambda word: _output_folder(Path(word)), Path)]
+OutputFolder = Annotated[Path, _one_word("PATH", lambda word: output_folder(Path(word)), Path)]
 OutputFile = Annotated[Path, _one_word("PATH", lambda word: output_file(Path(word)), Path)]
 Device = Annotated[str, _one_word("STR", _device, str)]
 

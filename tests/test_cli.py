@@ -274,7 +274,7 @@ def test_an_unknown_flag_is_named(name, command):
 def test_a_bad_plan_is_refused_in_one_line(flags, message, command):
     outcome = command("plan", *flags, "--json")
     outcome.assert_refused(message)
-    assert outcome.out == ""
+    assert outcome.document == {"error": outcome.err.removeprefix("error: ").rstrip("\n")}
 
 
 @pytest.mark.parametrize("name", ["generate", "bench"])

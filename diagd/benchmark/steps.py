@@ -48,6 +48,13 @@ def measure_ceilings(device: torch.device, *dtypes: torch.dtype) -> Ceilings:
     )
 
 
+@cache
+def read_rate(device: torch.device, num_bytes: int) -> float:
+    """Measure the bytes a second of reading so many again and again; caches hold few of them."""
+    stream, moved = _stream(torch.ones(min(_STREAM_NUMBERS, num_bytes // 4 + 1), device=device))
+    return moved / _fastest(stream, device)
+
+
 def _stream(numbers: torch.Tensor) -> tuple[Callable[[], object], int]:
     """Return a function that goes through the numbers once, and how many bytes it moves."""
     if numbers.device.type != "cpu":

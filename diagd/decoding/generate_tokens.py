@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from inspect import GEN_CLOSED, getgeneratorstate
@@ -277,6 +277,7 @@ def generate_tokens(
     keep_frames: int | None = None,
     rule: Rule = raster_rule,
     num_seam_tokens: int = 0,
+    on_frame: Callable[[int], object] | None = None,
 ) -> GeneratedTokens:
     """Continue a prompt by so many frames (arXiv:2503.14070, section 3.2).
 
@@ -299,6 +300,7 @@ def generate_tokens(
         rule: who may see whom, the paper's by default (see `diagd.decoding.visibility`).
         num_seam_tokens: of `actions`, the last ones that stand within a frame, between the two
             halves of its rows: the images of two cameras (see `SequenceLayout`).
+        on_frame: called after each frame with how many there are.
 
     Raises:
         ValueError: arguments that do not fit the model, the schedule or each other.
@@ -333,7 +335,12 @@ def generate_tokens(
     started = synchronized_time(model.device)
     engine.prefill(prompt, context_frames)
     prefilled = synchronized_time(model.device)
-    tokens = torch.stack(list(engine.decode(strategy, actions, grid.num_frames)), dim=1)
+    frames = list[Tensor]()
+    for frame in engine.decode(strategy, actions, grid.num_frames):
+        frames.append(frame)
+        if on_frame is not None:
+            on_frame(len(frames))
+    tokens = torch.stack(frames, dim=1)
     seconds = synchronized_time(model.device) - prefilled - engine.capture_seconds
     stats = GenerationStats(
         num_steps=engine.stream.num_steps,

@@ -12,6 +12,7 @@ from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.strategies.table import Strategy, parse_strategies
 from diagd.evaluation.results import BASELINES, RASTER, REVISIT_BASELINES
 from diagd.families.defaults import GenerationDefaults
+from diagd.files import require_file
 from diagd.flags import Device, OutputFile, OutputFolder, output_file
 from diagd.metrics.frechet import MIN_FRAMES, Preprocessing
 from diagd.pipeline.options import MachineFlags, SamplingFlags
@@ -55,14 +56,15 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
     # folder of videos, with a jsonl of actions beside each for models that take any; for models of
     # images a file with a text, or a class, a line
     clips: Annotated[Path, tyro.conf.arg(aliases=["--prompts"])]
-    out: OutputFolder  # folder for results.jsonl; a run that was killed goes on from here
+    out: OutputFolder  # folder for results.jsonl; a killed run resumes from here
     # bundled names or folders; label=folder names one in the tables
     models: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])] = ("doom",)
     tokenizer: Path | None = None  # folder, if not with the model; TorchScript in it runs
     strategy: tuple[str, ...] = ("k=4", "k=2", "k=1")  # how to decode, after raster
     # the paper's clips and lengths, where the next flags leave them open
     protocol: Literal["cosmos", "wham", "mc-ar"] = "mc-ar"
-    # clips, drawn at random from the folder by the seed; of texts and classes all by default
+    # clips, drawn at random from the folder by the seed; default: all, of clips at most as many as
+    # the protocol has
     num_clips: int | None = None
     frames: int | None = None  # frames of a clip, the given ones included
     context_frames: int | None = None  # given frames
@@ -205,10 +207,13 @@ class AttentionOptions:
     layer: int | None = None  # draw this layer's map; default: the mean of all
     head: int | None = None  # draw this head's map; default: the mean of all
     device: Device = "cpu"  # cpu, cuda, cuda:1
-    output: OutputFile = Path("attention.png")  # the numbers go beside it as .json
+    # the figure; the numbers go beside it as .json
+    output: Annotated[OutputFile, tyro.conf.arg(aliases=["--out"])] = Path("attention.png")
 
     def __post_init__(self) -> None:
         check_at_least(self, frame=1, num_clips=1)
+        if self.clips is not None and not self.clips.is_dir():
+            require_file(self.clips, "video")
         if self.output.suffix != ".png":
             raise ValueError(f"output must end in .png, got {self.output}")
         for path in (self.output, self.output.with_suffix(".json")):

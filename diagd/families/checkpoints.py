@@ -47,6 +47,7 @@ from diagd.weight_files import (
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE = "tokenizer", "actions.json", "generation.json"
 TEXT_FOLDER = "text"
+_EXPECTED = f"expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}"
 _TEXT_FILES = {".json", ".jinja", ".model", ".txt"}  # suffixes of what a text tokenizer consists of
 # Raised where tensors and configs have other shapes and types than a family's.
 _MISFITS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError
@@ -88,6 +89,8 @@ def find_model(name_or_path: str | Path, config: str | Path | None = None) -> Ch
     if path.name == WEIGHTS_FILE and (side or path.with_name(CONFIG_FILE)).is_file():
         path = path.parent if _is_ours(path.parent, side) else path
     if path.is_dir() and _is_ours(path, side):
+        if not any((path / name).is_file() for name in (CONFIG_FILE, WEIGHTS_FILE)):
+            raise FileNotFoundError(f"{path} holds no model: {_EXPECTED}, or a released checkpoint")
         own_config = read_config(side or path / CONFIG_FILE)
         weights = read_weights(path / WEIGHTS_FILE)
         return Checkpoint(OWN, path / WEIGHTS_FILE, own_config, weights, Source(weights))
@@ -115,9 +118,9 @@ def model_path(name_or_path: str | Path) -> Path:
                 f"{_hub_reason(error)}"
             ) from None
     raise FileNotFoundError(
-        f"no model at {name!r}: expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}, a "
-        f"released checkpoint, a bundled model ({', '.join(available_models()) or 'none installed'}"
-        "), or user/name on the Hugging Face Hub"
+        f"no model at {name!r}: {_EXPECTED}, a released checkpoint, a bundled model "
+        f"({', '.join(available_models()) or 'none installed'}), or user/name on the Hugging Face "
+        "Hub"
     )
 
 

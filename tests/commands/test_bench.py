@@ -93,6 +93,19 @@ def test_every_schedule_is_a_row_with_all_its_numbers(bench):
         assert name in outcome.said
 
 
+def test_steps_whose_weights_stay_in_caches_are_compared_with_those(bench, monkeypatch):
+    rates = {}
+
+    def read_rate(device, num_bytes):
+        return rates.setdefault(num_bytes, 1e15)  # nothing is faster
+
+    monkeypatch.setattr(steps, "read_rate", read_rate)
+    for row in rows_of(bench("--grid", "2x3x5", "--row-lag", 1)).values():
+        if row["strategy"] != "hugging face":
+            assert 0 < row["bandwidth_share"] < 0.01
+            assert round(row["megabytes_per_step"] * 1e6) in rates
+
+
 def test_the_report_says_what_was_run_on_what(bench):
     document = bench("--grid", "2x3x5", "--seed", 4).document
     assert document["grid"] == [2, 3, 5]

@@ -68,6 +68,19 @@ def test_every_clip_is_measured_under_every_schedule_and_baseline(evaluate, tmp_
     assert "PSNR" in outcome.said
 
 
+def test_a_folder_of_fewer_clips_than_the_protocol_has_is_taken_whole(
+    command, world, clips, tmp_path
+):
+    lengths = "--frames", 4, "--context-frames", 2, "--backend", "native", "--strategy", "k=1"
+    paths = "--model", world, "--clips", clips, "--out", tmp_path / "out"
+    outcome = command("evaluate", *paths, *lengths, "--json")
+    assert outcome.code == 0, outcome.err
+    note = f"all 3 clips of {clips}: the protocol mc-ar has 100"
+    assert outcome.document["notes"][0] == note
+    assert f"note: {note}" in outcome.said
+    assert len({r["clip"] for r in read_results(tmp_path / "out" / "results.jsonl").clips}) == 3
+
+
 def test_a_killed_run_goes_on_where_it_was(evaluate, tmp_path, monkeypatch):
     evaluate()
     whole = lines_of(tmp_path / "out")

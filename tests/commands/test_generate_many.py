@@ -222,7 +222,7 @@ def test_a_file_that_is_not_ours_is_left_alone(generate, tmp_path):
     [
         (("--prompts", "nowhere"), "folder of prompts not found: nowhere"),
         (("--prompt", "clip.mp4"), "prompt is for one video, not --prompts"),
-        (("--output", "dream.gif"), "output is for one video, not --prompts"),
+        (("--out", "dream.gif"), "prompts need --out, a folder for their videos, got dream.gif"),
         (("--compare",), "compare is for one video, not --prompts"),
         (("--raster-frames", 0), "raster_frames is for one video, not --prompts"),
         (("--worker-cpus", -1), "worker_cpus must be at least 0, got -1"),
@@ -241,10 +241,10 @@ def test_bad_input_is_refused_before_anything_is_written(flags, message, generat
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--out", "dreams"), "out is for .*--prompts; one video goes to --output"),
+        (("--out", "dreams"), "a folder with --prompts only; one video goes to dreams.mp4"),
         (("--workers", 2), "workers is for many videos: it needs --prompts"),
         (("--address", "auto"), "address is for many videos: it needs --prompts"),
-        (("--prompts", "."), "prompts need --out, a folder for their videos"),
+        (("--prompts", "."), "prompts need --out, a folder for their videos$"),
     ],
 )
 def test_flags_for_many_prompts_need_them(flags, message, command):

@@ -20,13 +20,12 @@ from av.bitstream import BitStreamFilterContext
 from diagd.console import track
 from diagd.data.actions import ActionCodec, idle_action, split_actions, write_actions
 from diagd.data.video import read_video, write_video
-from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.table import Strategy
 from diagd.families.checkpoints import find_model
 from diagd.families.clip_files import ClipFile, find_clips
 from diagd.files import read_json_object, require_folder, write_json
 from diagd.pipeline.generator import VideoGenerator
-from diagd.pipeline.world_folder import WorldSource
+from diagd.pipeline.world_folder import WorldSource, check_strategy
 from diagd.web.study.options import StudyOptions
 
 PLAYABLE_CODECS = ("h264", "vp9", "av1")  # what browsers play in an mp4
@@ -162,11 +161,10 @@ def make_pairs(options: StudyOptions) -> list[str]:
     systems = options.parsed_systems()
     for _, model, strategy in systems:
         found = find_model(model)
-        grid = TokenGrid(1, found.config.grid_height, found.config.grid_width)
-        strategy.check(grid)
+        check_strategy(found, strategy)
     _remember(options)
     for name, model, strategy in systems:
-        world = VideoGenerator.from_pretrained(model)
+        world = VideoGenerator.from_pretrained(model, dtype="float32")  # the same on any machine
         for number in track(range(options.make), name):
             target = options.pairs / name / f"pair_{number:03d}.mp4"
             if not target.exists():
@@ -210,10 +208,9 @@ def _make_clip(
         actions += _walk(codec, options.frames, draw)
     between, coming = split_actions(actions, seen)
     generated = world.generate(
-        frames,
+        world.read_prompt(frames, between),
         coming,
         options.frames,
-        context_actions=between,
         strategy=strategy,
         seed=options.seed + number,
     )
