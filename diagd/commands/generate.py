@@ -10,7 +10,6 @@ diagd generate --model Emu3-Gen-hf --text "a red house" -k 1   # dream.png
 diagd generate --prompts clips --out dreams --workers 2   # one for each
 """
 
-import json
 import time
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
@@ -30,7 +29,7 @@ from diagd.data.video import IMAGE_SUFFIXES, contact_sheet, save_frames, write_i
 from diagd.decoding.strategies.table import Raster, Strategy
 from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import VIDEO_SUFFIXES, recording_formats
-from diagd.files import require_folder, write_json
+from diagd.files import read_json_object, require_folder, write_json
 from diagd.flags import output_file
 from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
@@ -251,7 +250,7 @@ def _is_done(name: str, out: Path, settings: dict[str, Any]) -> bool:
     if not (path := out / f"{name}.json").is_file():
         return False
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        before = read_json_object(path)["settings"]
         found = {name: before[name] for name in settings if name not in _MAY_DIFFER}
     except (ValueError, LookupError, TypeError):
         raise ValueError(f"{path}: expected what diagd generate writes beside a video") from None
