@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -217,6 +218,15 @@ def test_a_huge_value_in_a_file_is_not_repeated_either(command, world, tmp_path)
         outcome.assert_refused("leftleft")
         assert len(outcome.err) < 700
         (broken / name).write_text(whole)
+
+
+def test_letters_that_the_output_has_not_are_escaped(command, world, tmp_path):
+    stdout: Any = sys.stdout
+    stdout.reconfigure(encoding="cp1252", errors="strict")
+    picture = tmp_path / "кот.png"
+    outcome = command("generate", "--model", world, "--frames", 1, "--output", picture)
+    assert (outcome.code, picture.is_file()) == (0, True)
+    assert r"\u043a\u043e\u0442.png" in outcome.out
 
 
 @pytest.mark.parametrize("name", ["train", "finetune", "evaluate", "bench", "tune", "generate"])

@@ -10,7 +10,6 @@ diagd generate --model BAAI/Emu3-Gen-hf --text "a red house"  # dream.png
 diagd generate --prompts clips --out dreams --workers 2   # one for each
 """
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
@@ -31,7 +30,7 @@ from diagd.data.video import IMAGE_SUFFIXES, contact_sheet, save_frames, write_i
 from diagd.decoding.strategies.table import Raster, Strategy
 from diagd.families.checkpoints import find_model, model_path
 from diagd.families.clip_files import VIDEO_SUFFIXES, recording_formats
-from diagd.files import require_file, require_folder, write_json
+from diagd.files import read_json_object, require_file, require_folder, write_json
 from diagd.flags import output_file
 from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
@@ -263,7 +262,7 @@ def _is_done(name: str, out: Path, settings: dict[str, Any]) -> bool:
     if not (path := out / f"{name}.json").is_file():
         return False
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        before = read_json_object(path)["settings"]
         found = {name: before[name] for name in settings if name not in _MAY_DIFFER}
     except (ValueError, LookupError, TypeError):
         raise ValueError(f"{path}: expected what diagd generate writes beside a video") from None

@@ -17,6 +17,7 @@ import yaml
 from huggingface_hub import HfApi, errors, snapshot_download
 from torch import Tensor
 
+from diagd.checks import brief
 from diagd.data.actions import ActionCodec, ActionVocabulary
 from diagd.families import presets, table
 from diagd.families.defaults import GenerationDefaults
@@ -26,6 +27,7 @@ from diagd.files import (
     copy_whole,
     naming,
     read_json_object,
+    read_text,
     require_file,
     require_folder,
     write_json,
@@ -198,9 +200,10 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 def _read_fields(path: Path) -> dict[str, Any]:
     if path.suffix == ".json":
         return read_json_object(path)
+    text = read_text(path)
     damage = ValueError, RecursionError, yaml.YAMLError  # also: too long a number, too deep
     with naming(f"{path}: not valid YAML", damage):
-        values = yaml.safe_load(require_file(path).read_text(encoding="utf-8"))
+        values = yaml.safe_load(text)
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a YAML object, got {type(values).__name__}")
     return values
@@ -262,7 +265,7 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
     if kind not in list(loaders):  # which may be no string
         raise ValueError(
             f"{folder / CONFIG_FILE}: expected kind {', '.join(loaders)} or _class_name VQModel, "
-            f"got {kind!r}"
+            f"got {brief(kind)}"
         )
     return loaders[kind](folder)
 
@@ -275,7 +278,7 @@ def load_text(found: Checkpoint) -> TextPrompts | None:
     kind = read_json_object(config).get("model_type")
     forms = {kind: one.text for one in table.FAMILIES if one.text for kind in one.text.kinds}
     if kind not in forms:
-        raise ValueError(f"{config}: expected model_type {', '.join(forms)}, got {kind!r}")
+        raise ValueError(f"{config}: expected model_type {', '.join(forms)}, got {brief(kind)}")
     require_file(folder / "tokenizer.json", "text tokenizer")
     with naming(f"{folder}: no text tokenizer of {kind}", (*_MISFITS, OSError)):
         return forms[kind].load(folder, found)

@@ -17,6 +17,7 @@ from diagd.data.video import read_video
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
 from diagd.decoding.teacher_forcing import in_sequence
 from diagd.families.clip_files import ClipFile
+from diagd.files import encoded
 from diagd.metrics.quality import psnr
 from diagd.tokenizers.vq import VideoTokenizer
 
@@ -121,7 +122,7 @@ def _kept(tokenizer: VideoTokenizer, frame: Tensor) -> float:
 
 def seed_of(name: str, seed: int) -> int:
     """Return a clip's seed: the same under every strategy and whatever other clips there are."""
-    return (zlib.crc32(name.encode()) + seed) % 2**31
+    return (zlib.crc32(encoded(name)) + seed) % 2**31
 
 
 def is_batch(given: Any) -> bool:

@@ -37,7 +37,7 @@ class TokenizeOptions:
 
     steps: int | None = None  # optimizer steps that the tokenizer is trained for
     minutes: float | None = None  # minutes that it is trained for; default 5, or --steps
-    batch: int = 8  # frames a step
+    batch_size: int = 8  # frames a step
     learning_rate: float = 1e-3  # peak; linear warm-up, then a cosine to zero
     decoder_only: bool = False  # leave encoder and codebook alone: tokens stay the same
     # weight of a discriminator: 0.05 keeps textures that squared errors blur, for 0.1 to 0.4 dB
@@ -59,12 +59,16 @@ class TokenizeOptions:
     actions: Path | None = None  # actions.json with the order of actions; else as in the clips
 
     def __post_init__(self) -> None:
-        check_at_least(self, steps=1, batch=1, threads=1, codes=1, frame_stride=1, patch=1)
+        check_at_least(self, steps=1, batch_size=1, threads=1, codes=1, frame_stride=1, patch=1)
         check_at_least(self, sharpen=0, seed=0, checkpoint_s=0)
         check_values(
             self,
             ("minutes", self.minutes is None or 0 < self.minutes < math.inf, "above 0"),
-            ("batch", self.batch % self.threads == 0, f"a multiple of threads={self.threads}"),
+            (
+                "batch_size",
+                self.batch_size % self.threads == 0,
+                f"a multiple of threads={self.threads}",
+            ),
             ("learning_rate", self.learning_rate > 0, "above 0"),
             ("heldout_share", 0 < self.heldout_share <= 0.5, "in (0, 0.5]"),
         )

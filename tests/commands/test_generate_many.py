@@ -1,8 +1,10 @@
 """`diagd generate --prompts DIR --out DIR`: a video for each prompt, over kills and broken ones."""
 
 import json
+import os
 import re
 import shutil
+import sys
 import time
 
 import pytest
@@ -168,6 +170,18 @@ def test_a_killed_run_goes_on_where_it_was(generate, tmp_path, monkeypatch, read
     read.clear()
     assert generate().document["done_before"] == 4
     assert read == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_names_need_not_be_utf8(generate, world, prompts, tmp_path):
+    """Nor that of the world, whose weights are read by a library that takes no other."""
+    name = os.fsdecode(b"caf\xe9")
+    for path in prompts.glob("clip_1.*"):
+        path.rename(path.with_stem(name))
+    outcome = generate(model=shutil.copytree(world, tmp_path / name))
+    assert (outcome.code, outcome.document["generated"]) == (0, 4)
+    assert (tmp_path / "out" / f"{name}.mp4").is_file()
+    assert generate(model=tmp_path / name).document["done_before"] == 4
 
 
 def test_a_prompt_can_be_added_later(generate, prompts, tmp_path, read):

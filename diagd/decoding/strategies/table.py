@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from diagd.checks import check_at_least
+from diagd.checks import brief, check_at_least
 from diagd.decoding.schedule import DiagonalSchedule, RowStart, TokenGrid, check_row_start
 
 Promise = Literal["tokens", "no"]  # whether the written tokens are raster's
@@ -208,4 +208,4 @@ def as_strategy(value: Strategy | DiagonalSchedule | str) -> Strategy:
         case Strategy():
             return value
         case _:
-            raise ValueError(f"a strategy must be a name, got {str(value)[:40]}")
+            raise ValueError(f"a strategy must be a name, got {brief(value, 40)}")

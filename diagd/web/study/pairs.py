@@ -6,7 +6,6 @@ pairs/k=1/pair_000.mp4      pairs/k=1/pair_000.jsonl
 
 import hashlib
 import io
-import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from diagd.data.video import read_video, write_video
 from diagd.decoding.strategies.table import Strategy
 from diagd.families.checkpoints import find_model
 from diagd.families.clip_files import ClipFile, find_clips
-from diagd.files import read_json_object, require_folder, write_json
+from diagd.files import parse_object, read_json_object, read_lines, require_folder, write_json
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.world_folder import WorldSource, check_strategy
 from diagd.web.study.options import StudyOptions
@@ -128,9 +127,9 @@ def _read_actions(path: Path, num_frames: int) -> ClipActions:
     if not path.is_file():
         return None
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        actions = tuple(json.loads(line)["action"] for line in lines)
-    except (ValueError, KeyError, TypeError):
+        lines = read_lines(path, "action file")
+        actions = tuple(parse_object(line)["action"] for line in lines)
+    except (ValueError, KeyError):
         actions = ()
     if len(actions) != num_frames or not all(isinstance(action, str) for action in actions):
         raise ValueError(f'{path}: expected {num_frames} lines {{"action": NAME}}, one a frame')
