@@ -9,8 +9,10 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Iterator
+import sys
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,35 @@ def require_folder(path: str | Path, kind: str = "folder") -> Path:
     if not Path(path).is_dir():
         raise FileNotFoundError(f"{kind} not found: {path}")
     return Path(path)
+
+
+def list_files(
+    folder: Path, kind: str, suffixes: Collection[str], *, below: bool = False
+) -> list[Path]:
+    """List the files of some suffixes in a folder by name; others are named on stderr.
+
+    But for hidden ones, and .json and .jsonl, which tell of clips. `below`: in its folders, too.
+    """
+    inside = require_folder(folder, kind).rglob("*") if below else folder.iterdir()
+    files = sorted(path for path in inside if path.is_file() and path.name[0] != ".")
+    others = {*suffixes, ".json", ".jsonl"}
+    note_left_out(folder, [path for path in files if path.suffix.lower() not in others])
+    return [path for path in files if path.suffix.lower() in suffixes]
+
+
+def note_left_out(folder: Path, paths: Sequence[Path]) -> None:
+    """Name files on stderr."""
+    names = [str(path.relative_to(folder)) for path in paths]
+    if len(names) > (shown := 20):
+        names[shown:] = [f"{len(names) - shown} more"]
+    if names:
+        _note(f"note: {folder}: left out, as nothing that is read here: {', '.join(names)}")
+
+
+@cache
+def _note(text: str) -> None:
+    """Print a note once: some folders are listed again and again."""
+    print(text, file=sys.stderr)
 
 
 def read_lines(path: str | Path, kind: str) -> list[str]:
