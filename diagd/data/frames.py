@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import av
 import numpy as np
 from av.error import FFmpegError
+from av.format import Flags
 from av.packet import Packet
 from av.sidedata.sidedata import Type
 from av.stream import Disposition
@@ -45,10 +46,13 @@ BOXES = (  # what the parts of films begin with
     *(b"styp", b"emsg", b"uuid", b"udta", b"pnot", b"\x1aE\xdf\xa3", b"\x18S\x80g", b"RIFF"),
 )
 MAX_DISTORTION = 0.02  # of frames that are scaled to the size of the first one
+MAX_GAP_S = 10  # in a broadcast, before its clock counts as another one; as FFmpeg has it
+MAX_SPAN_S = 86_400  # in which time stamps tell which frame to read
 MAX_PIXELS = 2**28  # of a frame, about as many as FFmpeg decodes
-DAMAGE = (  # what Pillow and PyAV raise
-    *(FFmpegError, Image.DecompressionBombError, OSError, EOFError, ValueError, LookupError),
-    *(TypeError, AttributeError, SyntaxError, ArithmeticError, struct.error, zlib.error),
+FILM_ERRORS = (FFmpegError, OSError, EOFError, ValueError)  # of PyAV
+PICTURE_ERRORS = (  # of Pillow
+    *(Image.DecompressionBombError, OSError, EOFError, ValueError, LookupError, TypeError),
+    *(AttributeError, SyntaxError, ArithmeticError, RuntimeError, struct.error, zlib.error),
 )
 
 
@@ -59,6 +63,7 @@ class Times:
     starts: Sequence[int]  # ascending, in ticks
     end: int  # of the last frame
     tick: Fraction  # seconds
+    shortest: int = 1  # ticks from one frame to the next
 
     @classmethod
     def constant(cls, num_frames: int, rate: Fraction) -> "Times":
@@ -72,15 +77,15 @@ class Times:
             last: ticks that the last frame is shown for; 0 if unknown.
             rates: that a header gives, in frames a second; may be None.
         """
-        starts = np.sort(np.fromiter(stamps, np.int64))
-        starts -= starts[0]
-        count = len(starts)
-        last = max(last or int(starts[-1] - starts[-2:][0]), 1)
-        end = int(starts[-1]) + last
+        first, *others = sorted(stamps)
+        starts = [0, *(stamp - first for stamp in others)]
+        gaps = [b - a for a, b in itertools.pairwise(starts) if b > a] or [max(last, 1)]
+        end, count = starts[-1] + max(last or gaps[-1], min(gaps)), len(starts)
         for rate in (*filter(None, rates), count / (end * tick)):
-            if (abs(starts * float(tick * rate) - np.arange(count)) < 1 / 4).all():
+            beats = np.array(starts, np.float64) * float(tick * rate)
+            if (abs(beats - np.arange(count)) < 1 / 4).all():
                 return cls.constant(count, Fraction(rate))
-        return cls(starts.tolist(), end, tick)
+        return cls(starts, end, tick, min(gaps))
 
     @property
     def rate(self) -> Fraction:
@@ -89,13 +94,7 @@ class Times:
     @property
     def max_rate(self) -> Fraction:
         """Frames a second where they follow one another fastest; `rate` if that is constant."""
-        return 1 / (self._shortest * self.tick)
-
-    @property
-    def _shortest(self) -> int:
-        if isinstance(self.starts, range):
-            return 1
-        return min((b - a for a, b in itertools.pairwise(self.starts) if b > a), default=self.end)
+        return 1 / (self.shortest * self.tick)
 
     def slower(self, fps: Rate) -> Rate | None:
         """Return a rate at which to read for a model of `fps`: none if there are no more frames."""
@@ -114,8 +113,13 @@ class Times:
         if not 0 < fps <= self.max_rate * Fraction(101, 100):
             most = float(self.max_rate)
             raise ValueError(f"fps must be above 0 and at most the video's {most:g}, got {fps}")
-        ticks, shortest = max(1 / (self.tick * Fraction(fps)), Fraction(1)), self._shortest
-        places = (int(n * ticks + Fraction(shortest, 2)) for n in itertools.count(start))
+        if self.end * self.tick > MAX_SPAN_S:
+            hours = float(self.end * self.tick / 3600)
+            raise ValueError(
+                f"time stamps must lie within a day to be read at {fps}, got {hours:g} h"
+            )
+        ticks = max(1 / (self.tick * Fraction(fps)), Fraction(1))
+        places = (int(n * ticks + Fraction(self.shortest, 2)) for n in itertools.count(start))
         shown = itertools.takewhile(lambda place: place < self.end, places)
         return (bisect_right(self.starts, place) - 1 for place in shown)
 
@@ -157,9 +161,9 @@ def opened(
     with contextlib.ExitStack() as held:
         # of pictures that are damaged, or large enough to be refused: that is for us to say
         held.enter_context(warnings.catch_warnings(action="ignore"))
-        with _naming(name):
-            Image.init()
-            known = [kind for kind in PICTURES if kind in Image.OPEN]
+        Image.init()
+        known = [kind for kind in PICTURES if kind in Image.OPEN]
+        with _naming(name, PICTURE_ERRORS):
             try:
                 image = held.enter_context(Image.open(file, formats=known))
             except UnidentifiedImageError:
@@ -172,11 +176,11 @@ def opened(
 
 
 @contextlib.contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Make one line of whatever a decoder raises."""
+def _naming(name: str, kinds: tuple[type[Exception], ...] = FILM_ERRORS) -> Iterator[None]:
+    """Make one line of what a decoder raises."""
     try:
         yield
-    except DAMAGE as error:
+    except kinds as error:
         if str(error).startswith(f"{name} "):
             raise
         reason = str(getattr(error, "strerror", None) or error) or type(error).__name__
@@ -202,7 +206,7 @@ class _Pictures:
         self._places = range(count)[getattr(image, "default_image", False) :]
 
     def _load(self, number: int) -> Image.Image:
-        with _naming(self._name):
+        with _naming(self._name, PICTURE_ERRORS):
             self._image.seek(self._places[number])
             self._image.load()
         delay = round(self._image.info.get("duration", 0))
@@ -222,7 +226,7 @@ class _Pictures:
     def frames(self, numbers: Iterable[int]) -> Iterator[Pixels]:
         """Yield frames by their numbers, which ascend, as far as there are so many."""
         for number in itertools.takewhile(lambda number: number < len(self._places), numbers):
-            with _naming(self._name):
+            with _naming(self._name, PICTURE_ERRORS):
                 pixels = rgb_of(self._load(number))
             yield pixels
 
@@ -273,13 +277,15 @@ class _Film:
 
     def _demux(self) -> Iterator[Packet]:
         """Yield the packets, and note the time stamps of those that are shown."""
-        newest, shift = None, 0
+        newest, shift, tick = None, 0, self._stream.time_base or Fraction(1)
+        may_jump = self._container.format.flags & Flags.ts_discont.value
         is_vp8 = self._stream.codec_context.name == "vp8"
         for packet in self._container.demux(self._stream):
             stamp, dts = packet.pts, packet.dts
             if dts is not None:
-                if newest is not None and dts + shift < newest:  # parts that were put together
-                    shift = newest + (packet.duration or 1) - dts
+                gap = 0 if newest is None else dts + shift - newest
+                if may_jump and not 0 <= gap * tick < MAX_GAP_S:  # parts that were put together
+                    shift += (packet.duration or 1) - gap
                 newest = dts + shift
             if packet.size and not packet.is_discard and not (is_vp8 and not bytes(packet)[0] & 16):
                 stamp = dts if stamp is None else stamp

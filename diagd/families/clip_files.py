@@ -57,6 +57,11 @@ class ClipFile:
         with self._opened() as (times, _):
             return times
 
+    def length(self) -> tuple[int, Fraction]:
+        """Return the number of frames and the average rate; decodes no film."""
+        times = self.times()
+        return len(times.starts), times.rate
+
     def check(
         self, num_frames: int | None = None, start: int = 0, fps: Fraction | float | None = None
     ) -> int:
