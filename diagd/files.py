@@ -123,7 +123,7 @@ def list_files(
 
     But for hidden ones, and .json and .jsonl, which tell of clips. `below`: in its folders, too.
     """
-    inside = require_folder(folder, kind).rglob("*") if below else folder.iterdir()
+    inside = require_folder(folder, kind).glob("**/*" if below else "*")
     files = sorted(path for path in inside if path.is_file() and path.name[0] != ".")
     others = {*suffixes, ".json", ".jsonl"}
     note_left_out(folder, [path for path in files if path.suffix.lower() not in others])

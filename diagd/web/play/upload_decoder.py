@@ -36,7 +36,8 @@ def container_of(data: bytes) -> str:
         if data[offset : offset + len(signature)] == signature:
             return name
     raise ValueError(
-        "expected a PNG, JPEG, WebP or BMP image, or the like, or a GIF, mp4, mov, webm or mkv clip"
+        "expected a PNG, JPEG, WebP or BMP image, or the like, or a GIF, mp4, mov, webm or mkv "
+        "clip, got another kind, or a damaged file"
     )
 
 
