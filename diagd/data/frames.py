@@ -201,7 +201,8 @@ class _Pictures:
 
     def __init__(self, image: Image.Image, name: str) -> None:
         self._image, self._name, self._delays = image, name, dict[int, int]()
-        count = getattr(image, "n_frames", 1) if image.format in ANIMATIONS else 1
+        with _naming(name, PICTURE_ERRORS):
+            count = getattr(image, "n_frames", 1) if image.format in ANIMATIONS else 1
         # a PNG may begin with a picture for those who show no animation
         self._places = range(count)[getattr(image, "default_image", False) :]
 
@@ -363,7 +364,11 @@ class _Film:
         form = "rgb24" if is_opaque else "rgba"
         pixels = frame.to_ndarray(format=form, width=first_width, height=first_height)
         pixels = pixels if is_opaque else _over_white(pixels)
-        if matrix := frame.side_data.get(Type.DISPLAYMATRIX):
+        try:
+            matrix = frame.side_data.get(Type.DISPLAYMATRIX)
+        except ValueError:  # PyAV does not know all that FFmpeg puts beside frames
+            return np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90)))
+        if matrix:
             a, b, _, c, d, *_ = np.frombuffer(matrix, np.int32).tolist()
             is_turned = abs(b) > abs(a)  # phones film on their side
             across, down = (c, b) if is_turned else (a, d)

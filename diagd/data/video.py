@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.data.frames import Rate, Shown, Times, opened
-from diagd.files import check_suffix, require_file, write_bytes
+from diagd.files import check_suffix, naming, require_file, write_bytes
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ def read_video(
     with open_video(path) as shown:
         numbers = itertools.count(start)
         if fps is not None or last is not None:
-            numbers = shown.times.numbers(fps, start)
+            with naming(path):
+                numbers = shown.times.numbers(fps, start)
         numbers = itertools.islice(numbers, max_frames)
         if last is not None:
             numbers = collections.deque(numbers, maxlen=last)

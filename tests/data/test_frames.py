@@ -351,7 +351,7 @@ def test_a_cover_is_not_the_film(tmp_path):
         cover, film = file.add_stream("png", rate=1), file.add_stream("libx264", rate=10)
         cover.height, cover.width, cover.pix_fmt = 32, 32, "rgb24"
         film.height, film.width, film.pix_fmt = 48, 80, "yuv420p"
-        cover.disposition = Disposition.attached_pic
+        cover.disposition = Disposition.attached_pic.value
         for stream, pixels in ((cover, FRAME[:32, :32]), (film, FRAME)):
             frame = av.VideoFrame.from_ndarray(pixels.contiguous().numpy(), format="rgb24")
             file.mux([*stream.encode(frame), *stream.encode(None)])
