@@ -22,7 +22,6 @@ import numpy as np
 from av.error import FFmpegError
 from av.format import Flags
 from av.packet import Packet
-from av.sidedata.sidedata import Type
 from av.stream import Disposition
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -336,9 +335,9 @@ class _Film:
                     assert isinstance(frame, av.VideoFrame)
                     if number == wanted:
                         pixels = self._shown(frame)
-                    while number == wanted:
-                        yield pixels
-                        wanted = next(numbers, None)
+                        while number == wanted:
+                            yield pixels
+                            wanted = next(numbers, None)
                     if wanted is None:
                         return
                     number += 1
@@ -362,10 +361,10 @@ class _Film:
             )
         is_opaque = not any(component.is_alpha for component in frame.format.components)
         form = "rgb24" if is_opaque else "rgba"
-        pixels = frame.to_ndarray(format=form, width=first_width, height=first_height)
+        pixels: Any = frame.to_ndarray(format=form, width=first_width, height=first_height)
         pixels = pixels if is_opaque else _over_white(pixels)
         try:
-            matrix = frame.side_data.get(Type.DISPLAYMATRIX)
+            matrix = frame.side_data.get("DISPLAYMATRIX")
         except ValueError:  # PyAV does not know all that FFmpeg puts beside frames
             return np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90)))
         if matrix:

@@ -31,6 +31,7 @@ def film(path, stamps, tick=Fraction(1, 10), codec="libx264", size=(48, 80), **o
     """Write frames of brightness 10, 20 ... at times in ticks."""
     with av.open(str(path), "w") as file:
         stream = file.add_stream(codec, rate=30, options={"bf": "0", "crf": "4", **options})
+        assert isinstance(stream, av.VideoStream)
         stream.height, stream.width, stream.pix_fmt = *size, "yuv420p"
         stream.codec_context.time_base = tick
         for number, stamp in enumerate(stamps, start=1):
@@ -225,7 +226,9 @@ def cut(source, target, start, shift):
     with av.open(str(source)) as file, av.open(str(target), "w") as out:
         stream = out.add_stream_from_template(file.streams.video[0])
         for packet in file.demux(video=0):
-            if packet.dts is not None and packet.pts * packet.time_base >= start:
+            if packet.dts is None or packet.pts is None:
+                continue
+            if packet.pts * (packet.time_base or 1) >= start:
                 packet.pts -= round(shift / packet.time_base)
                 packet.dts -= round(shift / packet.time_base)
                 packet.stream = stream
@@ -351,7 +354,7 @@ def test_a_cover_is_not_the_film(tmp_path):
         cover, film = file.add_stream("png", rate=1), file.add_stream("libx264", rate=10)
         cover.height, cover.width, cover.pix_fmt = 32, 32, "rgb24"
         film.height, film.width, film.pix_fmt = 48, 80, "yuv420p"
-        cover.disposition = Disposition.attached_pic.value
+        cover.disposition = Disposition.attached_pic.value  # pyright: ignore[reportAttributeAccessIssue]
         for stream, pixels in ((cover, FRAME[:32, :32]), (film, FRAME)):
             frame = av.VideoFrame.from_ndarray(pixels.contiguous().numpy(), format="rgb24")
             file.mux([*stream.encode(frame), *stream.encode(None)])

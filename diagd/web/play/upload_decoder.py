@@ -66,14 +66,14 @@ def lock_up() -> None:
 
 
 def main() -> None:
-    *limits, fps = sys.argv[1:]
+    max_frames, keep, max_pixels = map(int, sys.argv[1:4])
     data = sys.stdin.buffer.read()
     decode(DOT, 1, 1, 2**16)  # Pillow and PyAV import some of their modules only now
     with av.open(io.BytesIO(DOT), "r", format="png_pipe") as container:
         next(container.decode(video=0)).to_ndarray(format="rgb24")
     lock_up()
     try:
-        frames = decode(data, *map(int, limits), float(fps))
+        frames = decode(data, max_frames, keep, max_pixels, float(sys.argv[4]))
     except ValueError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
