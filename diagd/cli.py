@@ -52,12 +52,12 @@ COMMANDS = {
     "play": Command(
         "walk through a generated world in the browser",
         run="web.play.server:play",
-        needs=("fastapi", "uvicorn", "websockets", "PIL"),
+        needs=("fastapi", "uvicorn", "websockets"),
     ),
     "export-web": Command(
         "put a world on a web page that plays without a server",
         run="web.play.export:export",
-        needs=("fastapi", "PIL"),
+        needs=("fastapi",),
         owns_out=True,
     ),
     "bench": Command("time raster and diagonal decoding side by side", "benchmark.options"),

@@ -10,9 +10,11 @@ import json
 import os
 import secrets
 import shutil
+import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, AnyStr
 
@@ -143,6 +145,35 @@ def read_text(path: str | Path, kind: str = "file") -> str:
         is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         raise ValueError(f"{path} is no text file in UTF-8{' but in UTF-16' * is_wide}")
     return text.replace("\r\n", "\n")
+
+
+def list_files(
+    folder: Path, kind: str, suffixes: Collection[str], *, below: bool = False
+) -> list[Path]:
+    """List the files of some suffixes in a folder by name; others are named on stderr.
+
+    But for hidden ones, and .json and .jsonl, which tell of clips. `below`: in its folders, too.
+    """
+    inside = require_folder(folder, kind).glob("**/*" if below else "*")
+    files = sorted(path for path in inside if path.is_file() and path.name[0] != ".")
+    others = {*suffixes, ".json", ".jsonl"}
+    note_left_out(folder, [path for path in files if path.suffix.lower() not in others])
+    return [path for path in files if path.suffix.lower() in suffixes]
+
+
+def note_left_out(folder: Path, paths: Sequence[Path]) -> None:
+    """Name files on stderr."""
+    names = [str(path.relative_to(folder)) for path in paths]
+    if len(names) > (shown := 20):
+        names[shown:] = [f"{len(names) - shown} more"]
+    if names:
+        _note(f"note: {folder}: left out, as nothing that is read here: {', '.join(names)}")
+
+
+@cache
+def _note(text: str) -> None:
+    """Print a note once: some folders are listed again and again."""
+    print(text, file=sys.stderr)
 
 
 def read_lines(path: str | Path, kind: str) -> list[str]:

@@ -10,6 +10,7 @@ from matplotlib import pyplot
 
 from diagd.files import (
     copy_whole,
+    list_files,
     read_json_lines,
     read_json_object,
     read_lines,
@@ -218,3 +219,25 @@ def test_what_a_killed_writer_left_is_not_copied(tmp_path):
 def test_the_folder_of_a_file_is_made(tmp_path):
     write_text(tmp_path / "results" / "new" / "table.md", "| |")
     assert [path.name for path in (tmp_path / "results" / "new").iterdir()] == ["table.md"]
+
+
+def test_files_of_other_kinds_are_named_once_and_those_beside_clips_are_not(tmp_path, capsys):
+    (tmp_path / "below").mkdir()
+    names = ("b.MP4", "a.mp4", "a.jsonl", "actions.json", ".hidden", "c.psd", "no suffix")
+    for name in (*names, "below/d.mp4", "below/e.doc"):
+        (tmp_path / name).touch()
+    for _ in range(2):
+        found = list_files(tmp_path, "folder of clips", (".mp4",))
+        assert [path.name for path in found] == ["a.mp4", "b.MP4"]
+    left_out = f"note: {tmp_path}: left out, as nothing that is read here:"
+    assert capsys.readouterr() == ("", f"{left_out} c.psd, no suffix\n")
+    found = list_files(tmp_path, "folder of clips", (".mp4",), below=True)
+    assert [path.name for path in found] == ["a.mp4", "b.MP4", "d.mp4"]
+    below = os.path.join("below", "e.doc")
+    assert capsys.readouterr() == ("", f"{left_out} {below}, c.psd, no suffix\n")
+    for number in range(30):
+        (tmp_path / f"{number:02}.doc").touch()
+    list_files(tmp_path, "folder of clips", (".mp4",))
+    assert capsys.readouterr().err.endswith(" 18.doc, 19.doc, 12 more\n")
+    with pytest.raises(FileNotFoundError, match=r"folder of clips not found: .*nowhere"):
+        list_files(tmp_path / "nowhere", "folder of clips", (".mp4",))

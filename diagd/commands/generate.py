@@ -26,11 +26,11 @@ from torch import Tensor
 from diagd.backends.devices import device_of
 from diagd.console import duration, make_console, print_records, progress, track, waiting
 from diagd.data.actions import ActionCodec, parse_actions, read_actions
-from diagd.data.video import IMAGE_SUFFIXES, contact_sheet, save_frames, write_image
+from diagd.data.video import contact_sheet, save_frames, write_image
 from diagd.decoding.strategies.table import Raster, Strategy
 from diagd.families.checkpoints import find_model, model_path
-from diagd.families.clip_files import VIDEO_SUFFIXES, recording_formats
-from diagd.files import read_json_object, require_file, require_folder, write_json
+from diagd.families.clip_files import prompt_suffixes
+from diagd.files import list_files, read_json_object, require_file, write_json
 from diagd.flags import output_file
 from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
@@ -237,17 +237,13 @@ def find_prompts(folder: Path) -> list[Path]:
             f"prompts must be a folder of clips, got the file {folder}: an image is made of one "
             "--text or class, those of a file by diagd evaluate"
         )
-    require_folder(folder, "folder of prompts")
-    suffixes = (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES, *recording_formats())
     paths: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
-        if path.suffix.lower() not in suffixes or path.name.startswith(".") or path.is_dir():
-            continue
+    for path in list_files(folder, "folder of prompts", prompt_suffixes()):
         if path.stem in paths:
             raise ValueError(f"two prompts have one name: {paths[path.stem]} and {path}")
         paths[path.stem] = path
     if not paths:
-        raise FileNotFoundError(f"no prompts ({', '.join(suffixes)}) in {folder}")
+        raise FileNotFoundError(f"no prompts ({', '.join(prompt_suffixes())}) in {folder}")
     return list(paths.values())
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from diagd.data.video import IMAGE_SUFFIXES
-from diagd.families.clip_files import VIDEO_SUFFIXES, recording_formats
+from diagd.families.clip_files import prompt_suffixes, recording_formats
+from diagd.files import list_files
 from diagd.pipeline.generator import VideoGenerator
 
 
@@ -29,14 +29,9 @@ def model_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> li
 
 
 def folder_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
-    """Read every clip (its actions beside it) and image of a folder, if it exists, by name."""
-    files = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [
-        read_scene(path, world, context_frames)
-        for path in files
-        if path.suffix.lower() in (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES)
-        and not path.name.startswith(".")
-    ]
+    """Read every clip (with its actions) and image of a folder, if it exists, by name."""
+    found = list_files(folder, "folder of scenes", prompt_suffixes()) if folder.is_dir() else []
+    return [read_scene(path, world, context_frames) for path in found]
 
 
 def read_scene(path: Path, world: VideoGenerator, context_frames: int) -> StartScene:

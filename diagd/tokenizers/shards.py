@@ -21,7 +21,15 @@ from torch import Tensor
 from diagd.console import progress
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import one_thread_workers, read_video
-from diagd.files import naming, parse_object, read_lines, utf8_path, write_bytes, write_text
+from diagd.files import (
+    list_files,
+    naming,
+    parse_object,
+    read_lines,
+    utf8_path,
+    write_bytes,
+    write_text,
+)
 from diagd.system import clip_fingerprint
 from diagd.tokenizers.vq import VQTokenizer
 
@@ -52,8 +60,7 @@ class TokenClips:
 
 def find_clips(folder: Path) -> list[Path]:
     """List the videos of a folder by name; FileNotFoundError without any."""
-    paths = sorted(path for path in folder.glob("[!.]*.*") if path.suffix.lower() == ".mp4")
-    if not paths:
+    if not (paths := list_files(folder, "folder of clips", (".mp4",))):
         raise FileNotFoundError(f"no .mp4 clips in {folder}")
     return paths
 

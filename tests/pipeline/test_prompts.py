@@ -115,6 +115,17 @@ def test_without_actions_the_idle_one_stands_between_and_fast_clips_are_slowed(g
     assert (prompt.context_actions, prompt.notes) == (["left"] * 3, [])
 
 
+@pytest.mark.parametrize("suffix", [".jpg", ".jfif", ".tif", ".avif"])
+def test_a_photo_is_one_prompt_by_path_and_as_an_object(suffix, generator, tmp_path):
+    path, exif = tmp_path / f"photo{suffix}", Image.Exif()
+    exif[0x112] = 5
+    photo = Image.fromarray(smooth_frames(1, 70, 50)[0].numpy())
+    photo.save(path, {".jfif": "JPEG"}.get(suffix), exif=exif)
+    assert torch.equal(
+        generator.read_prompt(path).frames, generator.read_prompt(Image.open(path)).frames
+    )
+
+
 def test_of_a_clip_with_actions_only_the_context_is_kept(generator, tmp_path, monkeypatch):
     write_video(tmp_path / "clip.mp4", smooth_frames(30, HEIGHT_PX, WIDTH_PX), fps=8)
     actions = ["left", "right", "none"] * 10

@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,9 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
         player = _player(scheduler.players, name)
         async with _upload(player, request, MAX_UPLOAD_BYTES) as data:
             async with decoders:
-                frames = await decode_upload(data, context_frames, *world.frame_size_px)
+                fit, fps = world.tokenizer.fit_frames, world.defaults.fps
+                size_px = world.frame_size_px
+                frames = await decode_upload(data, context_frames, *size_px, fps, fit)
             seen = world.tokenizer, source.folder, frames[-1]
             notes = await asyncio.to_thread(likeness_notes, *seen)
             actions = (player.keys.idle,) * (len(frames) - 1)  # a clip has none of its own
@@ -296,14 +299,23 @@ def _download(data: bytes, media_type: str, name: str) -> Response:
     return Response(data, media_type=media_type, headers=headers)
 
 
-async def decode_upload(data: bytes, keep: int, height_px: int, width_px: int) -> Tensor:
+async def decode_upload(
+    data: bytes,
+    keep: int,
+    height_px: int,
+    width_px: int,
+    fps: float = 0,
+    fit: Callable[..., Tensor] = resize,
+) -> Tensor:
     """Decode an image, or the last `keep` of a clip's first frames, in a child process (`DECODER`).
 
-    Returns (T, height_px, width_px, 3) uint8; ValueError if it is slow, damaged or of another kind.
+    `fps`: read a clip of more frames a second at this rate. Returns (T, height_px, width_px, 3)
+    uint8, scaled by `fit`; ValueError if it is slow, damaged or of another kind.
     """
     here = Path.cwd()  # what lies in the current folder must not pass for a library
     found = [path for path in sys.path if path and Path(path).resolve() != here]
-    limits, pipe = (MAX_UPLOAD_FRAMES, keep, MAX_UPLOAD_PIXELS), asyncio.subprocess.PIPE
+    found.append(str(Path(__file__).parents[3]))  # diagd's own, if that is where it lies: the last
+    limits, pipe = (MAX_UPLOAD_FRAMES, keep, MAX_UPLOAD_PIXELS, fps), asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", str(DECODER), *map(str, limits)),
         **dict.fromkeys(("stdin", "stdout", "stderr"), pipe),
@@ -325,11 +337,11 @@ async def decode_upload(data: bytes, keep: int, height_px: int, width_px: int) -
         raise ValueError(f"this server cannot decode pictures ({reason[:200]})")
     if child.returncode:
         raise ValueError("the file could not be decoded (it needed too much memory or time)")
-    return await asyncio.to_thread(_fit, out, height_px, width_px)
+    return await asyncio.to_thread(_fit, out, partial(fit, height_px=height_px, width_px=width_px))
 
 
-def _fit(raw: bytes, height_px: int, width_px: int) -> Tensor:
+def _fit(raw: bytes, fit: Callable[[Tensor], Tensor]) -> Tensor:
     line, _, pixels = raw.partition(b"\n")
     shape = (*map(int, line.split()), 3)
     frames = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(shape)
-    return torch.cat([resize(frame[None], height_px, width_px) for frame in frames])
+    return torch.cat([fit(frame[None]) for frame in frames])

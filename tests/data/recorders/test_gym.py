@@ -57,6 +57,20 @@ def test_a_recording_is_clips_with_an_action_for_every_frame(recording):
         assert len(set(actions)) > 1
 
 
+def test_pictures_of_two_sizes_are_no_clip(tmp_path, monkeypatch):
+    with open_gym(options_for(tmp_path)) as game:
+        monkeypatch.setattr(
+            type(game),
+            "press",
+            lambda self, *_: np.zeros((24 + next(sizes), 40, 3), np.uint8),
+        )
+        sizes = iter(range(9))
+        with pytest.raises(
+            ValueError, match=r": pictures must be of one size, got \(24, 40, 3\) a"
+        ):
+            record_clips(tmp_path)
+
+
 def test_row_t_led_to_frame_t(tmp_path):
     """Frames are equal exactly where the row says that nothing was done on the way to them."""
     with open_gym(options_for(tmp_path)) as game:
