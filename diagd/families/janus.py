@@ -19,8 +19,9 @@ from diagd.families.defaults import image_defaults
 from diagd.families.family import Checkpoint, Family, Source, TextFolder
 from diagd.families.presets import JANUS as PRESETS
 from diagd.families.weights import count_layers, llama_fields
+from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.text import TextIds, TextPrompts, ids_of, read_words
+from diagd.tokenizers.text import TextIds, TextPrompts, ids_of, read_words, text_ids
 from diagd.tokenizers.vq import VQTokenizer, read_vqgan
 from diagd.weight_files import rename_by, tensors_under
 
@@ -82,7 +83,8 @@ class JanusPrompts(TextPrompts):
     """A user's text, then the image start; without a text, padding between BOS and that."""
 
     def __init__(self, folder: Path, found: Checkpoint) -> None:
-        self.words, self.first = read_words(folder), found.config.vocab_size
+        side = read_json_object(folder / "config.json")
+        self.words, self.first = read_words(folder, side), found.config.vocab_size
         self.start = getattr(self.words, "boi_token", "<begin_of_image>")
         _, self.padding = ids_of(self.words, [self.start, self.words.pad_token])
 
@@ -91,7 +93,7 @@ class JanusPrompts(TextPrompts):
         if self.words.chat_template:
             chat = [{"role": "user", "content": [{"type": "text", "text": text}]}]
             said = self.words.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        prompt = torch.tensor([self.words(said + self.start).input_ids])
+        prompt = torch.tensor([text_ids(self.words, said + self.start)])
         unconditional = prompt.clone()
         unconditional[:, 1:-1] = self.padding
         return TextIds(self.first + prompt, self.first + unconditional)
