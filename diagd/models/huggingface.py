@@ -128,6 +128,9 @@ class HuggingFaceModel(CausalModel):
         # offloaded weights are nowhere until they are used, wherever the inputs are
         places = (weight.device for weight in model.parameters() if not weight.is_meta)
         ids, longest = self.vocabulary.num_embeddings, int(self.config.max_position_embeddings)
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        if rope.get("rope_type") == "longrope":  # beyond, all that was cached has to turn anew
+            longest = rope["original_max_position_embeddings"]
         self._shape = ModelShape(ids, ids, longest, next(places, torch.device("cpu")))
         self._shape = replace(self._shape, vocab_size=_check_order_does_not_matter(self))
 

@@ -157,6 +157,19 @@ def test_logits_may_have_fewer_columns_than_the_embedding_has_rows():
     assert out.tokens.max() < 30
 
 
+def test_long_rope_holds_what_its_short_angles_reach():
+    """Beyond, its forward turns the coming tokens by other angles than those in the cache."""
+    rope = {"rope_type": "longrope", "rope_theta": 100.0, "original_max_position_embeddings": 16}
+    rope |= {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "factor": 4.0}
+    model = HuggingFaceModel(make("llama", rope_parameters=rope))
+    assert model.max_positions == 16
+    prompt, grid = random_tokens(2, 4), diagd.TokenGrid(1, 3, 5)
+    with pytest.raises(
+        ValueError, match="prompt and one frame take 19 slots, the context holds 16"
+    ):
+        diagd.generate_tokens(model, prompt, "k=2", context_frames=0, grid=grid)
+
+
 def test_an_offloaded_model_writes_what_it_writes_in_memory():
     prompt, grid = random_tokens(2, 4), diagd.TokenGrid(2, 3, 5)
     written = [
@@ -195,7 +208,7 @@ def unsupported_models():
     mamba = MambaConfig(vocab_size=50, hidden_size=24, num_hidden_layers=1)
     t5 = T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
     sections = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 2]}
-    spatial = {"text_config": {**SIZES, "rope_parameters": sections}}
+    spatial = {"text_config": {**SIZES, "pad_token_id": 0, "rope_parameters": sections}}
     eyes = {"depth": 1, "hidden_size": 16, "embed_dim": 16, "num_heads": 2}
     with torch.device("meta"):
         return {
