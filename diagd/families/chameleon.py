@@ -157,11 +157,9 @@ class ChameleonPrompts(TextPrompts):
 
     def __call__(self, text: str) -> TextIds:
         said = text_ids(self.words, self.sentence.format(text))
-        rows = (
-            torch.tensor([[*said, *self.turn_end, *self.start]]),
-            torch.tensor([[*self.before, *self.start]]),
-        )
-        return TextIds(self.first + rows[0], self.first + rows[1])
+        prompt = torch.tensor([[*said, *self.turn_end, *self.start]])
+        unconditional = torch.tensor([[*self.before, *self.start]])
+        return TextIds(self.first + prompt, self.first + unconditional)
 
     def with_pictures(self, pictures: Tensor, text: str) -> TextIds:
         said, count = self(text), len(pictures)

@@ -4,7 +4,6 @@ The stock caches append, or write at a running index, so a model could be fed in
 """
 
 import inspect
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -118,6 +117,7 @@ class HuggingFaceModel(CausalModel):
     """
 
     takes_rows = True
+    _num_columns = 0  # of the logits; not known before they are seen
 
     def __init__(self, model: PreTrainedModel) -> None:
         _check_model(model)
@@ -125,18 +125,18 @@ class HuggingFaceModel(CausalModel):
         self.config = model.config.get_text_config(decoder=True)  # of a multimodal model its LM's
         self.vocabulary = VOCABULARIES.get(model.config.model_type, Vocabulary)(model)
         self._cache_argument = cache_argument(model)
-        # offloaded weights are nowhere until they are used, wherever the inputs are
-        places = (weight.device for weight in model.parameters() if not weight.is_meta)
-        ids, longest = self.vocabulary.num_embeddings, int(self.config.max_position_embeddings)
+        self._longest = int(self.config.max_position_embeddings)
         rope = getattr(self.config, "rope_parameters", None) or {}
         if rope.get("rope_type") == "longrope":  # beyond, all that was cached has to turn anew
-            longest = rope["original_max_position_embeddings"]
-        self._shape = ModelShape(ids, ids, longest, next(places, torch.device("cpu")))
-        self._shape = replace(self._shape, vocab_size=_check_order_does_not_matter(self))
+            self._longest = rope["original_max_position_embeddings"]
+        self._num_columns = _check_order_does_not_matter(self)
 
     @property
     def shape(self) -> ModelShape:
-        return self._shape
+        # offloaded weights are nowhere until they are used, wherever the inputs are
+        places = (weight.device for weight in self.model.parameters() if not weight.is_meta)
+        device, ids = next(places, torch.device("cpu")), self.vocabulary.num_embeddings
+        return ModelShape(self._num_columns, ids, self._longest, device)
 
     @property
     def image_range(self) -> tuple[int, int] | None:

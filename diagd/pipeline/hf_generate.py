@@ -94,8 +94,9 @@ def custom_generate(
                 drawn = {n: getattr(p, n) for p in logits_processor for n in names if hasattr(p, n)}
                 temperature = drawn.pop("temperature", 1.0)
                 sampling = SamplingOptions(temperature, **drawn, valid_range=valid_range)
-            for module in (module for module in model.modules() if module.training):
-                ending.callback(setattr, module, "training", True)
+            for module in model.modules():
+                if module.training:
+                    ending.callback(setattr, module, "training", True)
             decoder = wrapped = HuggingFaceModel(model)  # which ends training mode
             for processor in logits_processor:
                 if isinstance(processor, _Guidance):
