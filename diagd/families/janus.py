@@ -19,7 +19,6 @@ from diagd.families.defaults import image_defaults
 from diagd.families.family import Checkpoint, Family, Source, TextFolder
 from diagd.families.presets import JANUS as PRESETS
 from diagd.families.weights import count_layers, llama_fields
-from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import TextIds, TextPrompts, ids_of, read_words, text_ids
 from diagd.tokenizers.vq import VQTokenizer, read_vqgan
@@ -83,8 +82,7 @@ class JanusPrompts(TextPrompts):
     """A user's text, then the image start; without a text, padding between BOS and that."""
 
     def __init__(self, folder: Path, found: Checkpoint) -> None:
-        side = read_json_object(folder / "config.json")
-        self.words, self.first = read_words(folder, side), found.config.vocab_size
+        self.words, self.first = read_words(folder), found.config.vocab_size
         self.start = getattr(self.words, "boi_token", "<begin_of_image>")
         _, self.padding = ids_of(self.words, [self.start, self.words.pad_token])
 

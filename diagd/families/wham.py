@@ -157,7 +157,7 @@ _TOKENIZER_MODULES |= {
     for side in ("encoder", "decoder")
     for ours, theirs in _SIDE_MODULES.items()
 }
-_LEFT_OUT = r"^(patch_gan|target_patchgan|lpips_model)\."  # for training
+_LEFT_OUT = r"\.attn_mask$|^(patch_gan|target_patchgan|lpips_model)\."  # the latter for training
 
 
 @dataclass(frozen=True)

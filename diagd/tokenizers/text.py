@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.files import naming, require_file, require_folder
+from diagd.files import naming, read_json_object, require_file, require_folder
 from diagd.weight_files import read_weights
 
 NUM_PLACES = 512
@@ -80,14 +80,16 @@ def read_embedding(path: str | Path) -> Tensor:
     return tensors[0].float().reshape(1, *tensors[0].shape[-2:])
 
 
-def read_words(folder: Path, side: Mapping[str, Any]) -> Any:
-    """Load the tokenizer of a local folder, which must have a BOS, for the model of a config.json.
+def read_words(folder: Path, side: Mapping[str, Any] | None = None) -> Any:
+    """Load the tokenizer of a local folder, which must have a BOS, and ids that the model knows.
 
-    Its ids are compared with those that the config knows.
+    Those are in its config.json: `side`, or else the one in the folder, if there is any.
     """
-    words = _load(folder)
+    words, config = _load(folder), folder / "config.json"
     if words.bos_token_id is None:
         raise ValueError("it has no token for the begin of a sequence (see tokenizer_config.json)")
+    if side is None:
+        side = read_json_object(config) if config.is_file() else {}
     begin = (side.get("text_config") or {}).get("bos_token_id")
     _check_ids(words, {words.bos_token: begin} | (side.get("vocabulary_map") or {}))
     return words

@@ -45,7 +45,7 @@ def write_words(folder, made, **fields):
 @pytest.mark.parametrize("name", ["LlamaTokenizerFast", "GPT2Tokenizer", "T5Tokenizer", None])
 def test_a_text_is_begun_and_keeps_its_spaces(name, made, tmp_path):
     plain = write_words(tmp_path, made, tokenizer_class=name, add_bos_token=True)
-    words, text = read_words(tmp_path, {}), "a red house"
+    words, text = read_words(tmp_path), "a red house"
     ids = plain.encode(text).ids
     assert len(ids) > 2
     assert text_ids(words, text) == [2, *ids]
@@ -64,6 +64,9 @@ def test_ids_that_the_model_knows_otherwise_are_refused(side, message, tmp_path)
     write_words(tmp_path, bytes_of_a_text)
     with pytest.raises(ValueError, match=message):
         read_words(tmp_path, side)
+    (tmp_path / "config.json").write_text(json.dumps(side))
+    with pytest.raises(ValueError, match=message):
+        read_words(tmp_path)
 
 
 @pytest.fixture
