@@ -174,7 +174,7 @@ def test_an_offloaded_model_writes_what_it_writes_in_memory():
     prompt, grid = random_tokens(2, 4), diagd.TokenGrid(2, 3, 5)
     written = [
         diagd.generate_tokens(HuggingFaceModel(model), prompt, "k=2", context_frames=0, grid=grid)
-        for model in (make("llama"), cpu_offload(make("llama"), "cpu"))
+        for model in (make("llama"), cpu_offload(make("llama"), torch.device("cpu")))
     ]
     assert torch.equal(written[0].tokens, written[1].tokens)
 
