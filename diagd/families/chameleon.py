@@ -46,7 +46,7 @@ from diagd.families.defaults import GenerationDefaults, image_defaults
 from diagd.families.family import Checkpoint, Family, Source, TextFolder
 from diagd.families.presets import CHAMELEON as PRESETS
 from diagd.families.weights import llama_fields
-from diagd.files import read_json_object, require_file
+from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import TextIds, TextPrompts, ids_of, read_words, text_ids
 from diagd.tokenizers.vq import VQTokenizer, read_vqgan
@@ -255,7 +255,6 @@ def _convert_robot(
         raise ValueError(f"actions must be LIBERO's {len(_STILL)} numbers, got {length}")
     vocabulary, folder = source.side["vocabulary_map"], source.path.parent
     height, width = _grid_of(source.side, _7B.grid_height)
-    require_file(folder / "tokenizer.json", "text tokenizer")
     said = text_ids(read_words(folder, source.side), source.side.get("sentence", sentence))
     size = [vocabulary[name] for name in _size_names(height, width)]
     bins = [vocabulary[f"<reserved{_FIRST_BIN + number}>"] for number in range(_NUM_BINS)]

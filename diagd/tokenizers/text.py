@@ -103,6 +103,7 @@ def _load(folder: Path) -> Any:
     """
     from transformers import PreTrainedTokenizerFast  # slow to import
 
+    require_file(folder / "tokenizer.json", "text tokenizer")
     with naming(_UNREADABLE, Exception):
         return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
 
