@@ -27,12 +27,28 @@ from diagd.files import naming, replacing, require_file, utf8_path
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _DTYPES |= {torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"}
 
+# Names of what older files store and models compute: rotary angles, causal masks (GPT-2's are
+# called bias), numbers of places, and states of TransformerEngine.
+_COMPUTED = re.compile(
+    r"(^|\.)(\w*inv_freq|(cos|sin)_cached|freqs_cis|position_ids|attn_mask|causal_mask|masked_bias"
+    r"|(self_attn|attn|attention|crossattention)\.(bias|mask)|_extra_state)$"
+)
+
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file, or raise ValueError where it is none."""
+    """Return the weights in a safetensors file, or raise ValueError where it is none."""
     damage = f"{path}: not a valid safetensors file"
     with naming(damage, SafetensorError), utf8_path(require_file(path)) as known:
-        return load_file(known)
+        return _weights_of(load_file(known))
+
+
+def _weights_of(content: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of a file without those that a model computes, as transformers does."""
+    return {
+        name: value
+        for name, value in content.items()
+        if isinstance(value, Tensor) and not _COMPUTED.search(name)
+    }
 
 
 def check_storable(weights: Mapping[str, Tensor]) -> None:
@@ -174,11 +190,11 @@ def write_torch_file(path: Path, content: dict[str, Any]) -> None:
 
 
 def tensors_of(content: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the named tensors of a checkpoint, whether or not they are wrapped in a dict."""
+    """Return the weights of a checkpoint, whether or not they are wrapped in a dict."""
     for key in ("state_dict", "model", "module"):
         if isinstance(content.get(key), dict):
             content = content[key]
-    return {name: value for name, value in content.items() if isinstance(value, Tensor)}
+    return _weights_of(content)
 
 
 def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from diagd.families.presets import EMU3 as PRESETS
 from diagd.families.weights import llama_fields
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.text import TextIds, TextPrompts, read_words
+from diagd.tokenizers.text import TextIds, TextPrompts, read_words, text_ids
 from diagd.tokenizers.vq import CONFIG_NAME, WEIGHTS_NAME, FrameTokenizer, normalise, paint
 from diagd.weight_files import build_fitting, read_tensors, rename_by, tensors_under
 
@@ -120,10 +120,11 @@ class Emu3Prompts(TextPrompts):
     """A text, then the start and the size of the image: as transformers' `Emu3Processor`."""
 
     def __init__(self, folder: Path, found: Checkpoint) -> None:
-        self.words = names = read_words(folder)
+        side = read_json_object(folder / "config.json")
+        self.words = names = read_words(folder, side)
         size = f"{found.config.grid_height}*{found.config.grid_width - 1}"
         self.behind = f"{names.boi_token}{size}{names.image_wrapper_token}"
-        theirs = _their_ids(_complete(read_json_object(folder / "config.json")))
+        theirs = _their_ids(_complete(side))
         self.ours = torch.empty_like(theirs)
         self.ours[theirs] = torch.arange(len(theirs))
 
@@ -131,8 +132,7 @@ class Emu3Prompts(TextPrompts):
         return TextIds(self._ids(text), self._ids(""))
 
     def _ids(self, text: str) -> Tensor:
-        whole = f"{self.words.bos_token}{text}{self.behind}"
-        return self.ours[torch.tensor([self.words(whole).input_ids])]
+        return self.ours[torch.tensor([text_ids(self.words, text + self.behind)])]
 
 
 EMU3 = Family(

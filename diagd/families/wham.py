@@ -357,8 +357,8 @@ SIZE_PX = (180, 300)  # height and width of the frames of both models
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     gpt = tensors_under(_GPT, source.tensors)
     has_norms = "transformer.h.0.ln_1.weight" in gpt
-    # masks; and what is tied to lm_head, which is read last where they differ
-    left_out = r"\.attn\.bias$|^transformer\.wte\.weight$"
+    # tied to lm_head, which is read last where they differ
+    left_out = r"^transformer\.wte\.weight$"
     weights = rename(gpt, _MODULES | (_BLOCK_NORMS if has_norms else {}), left_out)
     num_layers, hidden_size = count_layers(gpt, "transformer.h."), gpt["lm_head.weight"].shape[1]
     num_heads = source.side.get("n_head") or _NUM_HEADS.get((num_layers, hidden_size))

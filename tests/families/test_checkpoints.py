@@ -238,6 +238,20 @@ def test_weights_that_a_type_cannot_hold_are_refused(folder):
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        *("rotary_emb.inv_freq", "self_attn.rotary_emb.cos_cached", "attn.masked_bias"),
+        *("attention.bias", "self_attn.causal_mask", "embeddings.position_ids"),
+    ],
+)
+def test_what_older_files_store_and_a_model_computes_is_left_out(name, folder):
+    tokens = random_tokens(2, 20)
+    expected = load_model(folder).logits(tokens)
+    edit_weights(folder, **{f"model.layers.1.{name}": torch.ones(1, 1, 4, 6, dtype=torch.int64)})
+    assert torch.equal(load_model(folder).logits(tokens), expected)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"max_positions": 10**12}, "config.json: max_positions must be at most 268435456, got 10"),
