@@ -2,6 +2,7 @@
 
 import operator
 import re
+from collections.abc import Mapping, Set
 from typing import Any, SupportsIndex
 
 
@@ -25,6 +26,31 @@ def shorten(message: str) -> str:
         return message
     head = MAX_MESSAGE * 2 // 3
     return f"{message[:head]} ... [{left_out} characters] ... {message[head + left_out :]}"
+
+
+def brief(value: object, length: int = 60, depth: int = 3) -> str:
+    """Format a value as `repr` does, and the beginning of one that is long or nested deeply.
+
+    Nothing is looked at that is not shown, such as lists that a file's aliases multiply.
+    """
+    if isinstance(value, str | bytes | bytearray):
+        text = repr(value[: length + 1])
+    elif isinstance(value, int) and abs(value) >= 10**length:
+        text = f"a whole number of {value.bit_length()} bits"
+    elif isinstance(value, list | tuple | Mapping | Set) and value:
+        parts = list[str]()
+        for one in value:
+            if not depth or sum(map(len, parts)) > length:
+                parts.append("...")
+                break
+            parts.append(brief(one, length, depth - 1))
+            if isinstance(value, Mapping):
+                parts[-1] += f": {brief(value[one], length, depth - 1)}"
+        start, end = "[]" if isinstance(value, list) else "()" if isinstance(value, tuple) else "{}"
+        text = f"{start}{', '.join(parts)}{end}"
+    else:
+        text = repr(value)
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def parse_size(text: str | None, unit: int, least: int) -> tuple[int, int] | None:

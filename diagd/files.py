@@ -7,6 +7,7 @@ last line that is torn. Errors of a full or read-only disk name the file wanted.
 
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Collection, Iterator
@@ -14,6 +15,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+# Raised where settings, tensors or their shapes are others than a program takes for granted
+MISFITS = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError),
+    ValueError,
+)
 FRAME_SUFFIXES = (".mp4", ".gif", ".webp", ".png")
 
 
@@ -47,12 +53,17 @@ def _errors_naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
 def naming(
     where: object, kinds: type[Exception] | tuple[type[Exception], ...] = ValueError
 ) -> Iterator[None]:
-    """Make a ValueError of errors of some kinds: one line, which begins with what it is about."""
+    """Make a ValueError of errors of some kinds: one line, which begins with what it is about.
+
+    Where that is a file or folder that the error begins with, or a file in it, the error stays.
+    """
     try:
         yield
     except kinds as error:
         reason = f"no {error} in it" if isinstance(error, KeyError) else str(error).strip()
-        raise ValueError(f"{where}: {(reason or type(error).__name__).splitlines()[0]}") from None
+        line = (reason or type(error).__name__).splitlines()[0]
+        is_named = re.match(re.escape(str(where).partition(": ")[0]) + r"[:/\\]", line)
+        raise ValueError(line if is_named else f"{where}: {line}") from None
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diagd.checks import brief
 from diagd.files import naming, parse_object, read_json_object, read_lines, write_json, write_text
 
 # One action a frame: `forward*8,left*4`, or (T,) names or integers, indices into `codec.names`
@@ -73,7 +74,7 @@ class ActionVocabulary:
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) != len(self.names):
-            given = f"{len(self.names)}: {', '.join(map(repr, self.names[:8]))}"
+            given = f"{len(self.names)}: {brief(self.names)}"
             raise ValueError(f"action names must be distinct and not empty, got {given}")
 
     def id_of(self, name: str) -> int:
@@ -98,7 +99,8 @@ class ActionVocabulary:
         names = read_json_object(path).get("names")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(f'{path} is no action vocabulary, {{"names": ["none", ...]}}')
-        return cls(tuple(names))
+        with naming(path):
+            return cls(tuple(names))
 
     def save(self, path: Path) -> None:
         write_json(path, {"names": self.names})

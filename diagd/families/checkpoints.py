@@ -6,6 +6,7 @@ its tensors and translated. Weights stay on disk until a model is built around t
 """
 
 import logging
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -17,12 +18,14 @@ import yaml
 from huggingface_hub import HfApi, errors, snapshot_download
 from torch import Tensor
 
+from diagd.checks import brief
 from diagd.data.actions import ActionCodec, ActionVocabulary
 from diagd.families import presets, table
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Checkpoint, Family, Source
 from diagd.families.presets import PRESETS, available_models
 from diagd.files import (
+    MISFITS,
     copy_whole,
     naming,
     read_json_object,
@@ -48,8 +51,9 @@ CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE = "tokenizer", "actions.json", "generation.json"
 TEXT_FOLDER = "text"
 _TEXT_FILES = {".json", ".jinja", ".model", ".txt"}  # suffixes of what a text tokenizer consists of
-# Raised where tensors and configs have other shapes and types than a family's.
-_MISFITS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError
+_MISFITS = (*MISFITS, errors.StrictDataclassError)  # the last by transformers' configs
+# What a config of YAML may consist of, in characters, and in values once its aliases are resolved.
+_MOST_YAML, _MOST_VALUES = 2**18, 2**16
 # Those of the Hub's client, and of the library below it where the Hub is not reached
 _HUB_ERRORS: tuple[Any, ...] = OSError, ValueError, errors.HfHubHTTPError.__bases__[0]
 
@@ -197,10 +201,31 @@ def _read_fields(path: Path) -> dict[str, Any]:
         return read_json_object(path)
     damage = ValueError, RecursionError, yaml.YAMLError  # also: too long a number, too deep
     with naming(f"{path}: not valid YAML", damage):
-        values = yaml.safe_load(require_file(path).read_text(encoding="utf-8"))
+        values = _parse_yaml(require_file(path).read_text(encoding="utf-8"))
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a YAML object, got {type(values).__name__}")
     return values
+
+
+def _parse_yaml(text: str) -> Any:
+    """Parse YAML as `safe_load` does, unless its aliases multiply."""
+    if len(text) > _MOST_YAML:
+        raise ValueError(f"expected at most {_MOST_YAML} characters, got {len(text)}")
+    loader = yaml.SafeLoader(text)
+    node, counts = loader.get_single_node(), dict[yaml.Node, float]()
+
+    def count(node: yaml.Node) -> float:  # of values; infinite where a value is its own part
+        if node not in counts:
+            counts[node] = math.inf
+            pairs = isinstance(node, yaml.MappingNode)
+            parts = node.value if isinstance(node, yaml.CollectionNode) else []
+            parts = (part for pair in parts for part in pair) if pairs else parts
+            counts[node] = 1 + sum(map(count, parts))
+        return counts[node]
+
+    if node and count(node) > _MOST_VALUES:
+        raise ValueError(f"its aliases make more than {_MOST_VALUES} values of it")
+    return loader.construct_document(node) if node else None
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -224,10 +249,11 @@ def build_model(found: Checkpoint, device: torch.device | str, dtype: torch.dtyp
 def empty_model(found: Checkpoint) -> Transformer:
     """Build the model of a checkpoint on the meta device, and compare its weights with it."""
     config, weights = found.config, found.weights
-    if config.num_layers > len(weights):
+    numbers = sum(weight.numel() for weight in weights.values())
+    if config.num_layers > len(weights) or config.head_dim > numbers:  # which would take memory
         raise ValueError(
-            f"{found.path}: does not fit the config: num_layers is {config.num_layers}, "
-            f"and there are {len(weights)} tensors in all"
+            f"{found.path}: does not fit the config: num_layers is {config.num_layers}, head_dim "
+            f"{config.head_dim}, and there are {len(weights)} tensors of {numbers} numbers in all"
         )
     with torch.device("meta"):
         model = Transformer(config)
@@ -254,14 +280,27 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
             return form.load(folder)
     config = read_json_object(folder / CONFIG_FILE)
     kind = config.get("kind", config.get("_class_name"))
-    if kind == "VQModel":
-        return VQTokenizer.from_pretrained(folder)
+    loaders["VQModel"] = VQTokenizer.from_pretrained
     if kind not in list(loaders):  # which may be no string
         raise ValueError(
-            f"{folder / CONFIG_FILE}: expected kind {', '.join(loaders)} or _class_name VQModel, "
-            f"got {kind!r}"
+            f"{folder / CONFIG_FILE}: expected kind or _class_name {', '.join(loaders)}, "
+            f"got {brief(kind)}"
         )
-    return loaders[kind](folder)
+    with naming(f"{folder}: no tokenizer of {kind}", _MISFITS):
+        return loaders[kind](folder)
+
+
+def tokenizer_of(found: Checkpoint) -> VideoTokenizer:
+    """Load the tokenizer that comes with a checkpoint, or raise ValueError, which names the file."""
+    tokenizer = None
+    if found.family.tokenizer:
+        with naming(f"{found.path}: its tokenizer", _MISFITS):
+            tokenizer = found.family.tokenizer(found)
+    if tokenizer is None:
+        raise ValueError(
+            f"{found.path}: its tokenizer is not with it: name the folder with --tokenizer"
+        )
+    return tokenizer
 
 
 def load_text(found: Checkpoint) -> TextPrompts | None:
@@ -271,8 +310,8 @@ def load_text(found: Checkpoint) -> TextPrompts | None:
     config = folder / CONFIG_FILE
     kind = read_json_object(config).get("model_type")
     forms = {kind: one.text for one in table.FAMILIES if one.text for kind in one.text.kinds}
-    if kind not in forms:
-        raise ValueError(f"{config}: expected model_type {', '.join(forms)}, got {kind!r}")
+    if kind not in list(forms):
+        raise ValueError(f"{config}: expected model_type {', '.join(forms)}, got {brief(kind)}")
     require_file(folder / "tokenizer.json", "text tokenizer")
     with naming(f"{folder}: no text tokenizer of {kind}", (*_MISFITS, OSError)):
         return forms[kind].load(folder, found)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diagd.checks import brief
 from diagd.families.defaults import image_defaults
 from diagd.families.family import Checkpoint, Family, Source, TextFolder, TokenizerFolder
 from diagd.families.presets import EMU3 as PRESETS
@@ -31,6 +32,7 @@ _ROW_END = "<|extra_200|>"
 _TEXT_MODEL = r"^(model\.)?text_model\.(model\.)?|^(?=lm_head)"  # names differ by version
 _PIXELS = r"^(model\.)?vqmodel\."
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_MOST_WORDS = 2**24
 
 
 def _their_ids(side: Mapping[str, Any]) -> Tensor:
@@ -38,6 +40,8 @@ def _their_ids(side: Mapping[str, Any]) -> Tensor:
     names, text, pixels = side["vocabulary_map"], side["text_config"], side["vq_config"]
     codes = [names[f"<|visual token {code:06d}|>"] for code in range(pixels["codebook_size"])]
     visual = torch.tensor([*codes, names[_ROW_END]])
+    if not 0 < text["vocab_size"] <= _MOST_WORDS:
+        raise ValueError(f"vocab_size must be 1 to {_MOST_WORDS}, got {brief(text['vocab_size'])}")
     is_word = torch.ones(text["vocab_size"], dtype=torch.bool)
     is_word[visual] = False
     return torch.cat([visual, is_word.nonzero()[:, 0]])
