@@ -118,7 +118,7 @@ class _Function(partial[Any]):
     """A function that a file may call; it may set attributes, but not on torch's own."""
 
     def __setstate__(self, state: object) -> NoReturn:
-        raise _RefusedFileError("refused: its pickle changes a function")
+        raise TypeError("a function of torch would be changed")
 
 
 class _Unpickler(pickle.Unpickler):
@@ -127,7 +127,13 @@ class _Unpickler(pickle.Unpickler):
             return found if isinstance(found, type | torch.dtype) else _Function(found)
         if module.partition(".")[0] in _INERT:
             return type(name, (Record,), {})
-        _refuse_name(module, name)
+        reason = "which no checkpoint needs"
+        if name == "_rebuild_tensor_v3":
+            reason = "as of float8, which is read from .safetensors alone"
+        shown = f"{module[:80]}.{name[:80]}"
+        raise _RefusedFileError(
+            f"refused: its pickle asks for {shown}, {reason}; nothing of it has run"
+        )
 
 
 def _found_in_torch(module: str, name: str) -> Any:
@@ -138,17 +144,12 @@ def _found_in_torch(module: str, name: str) -> Any:
     return found if is_storage or isinstance(found, torch.dtype) else None
 
 
-def _refuse_name(module: str, name: str) -> NoReturn:
-    reason = "which no checkpoint needs"
-    if name == "_rebuild_tensor_v3":
-        reason = "as of float8, which is read from .safetensors alone"
-    raise _RefusedFileError(
-        f"refused: its pickle asks for {module[:80]}.{name[:80]}, {reason}; nothing of it has run"
-    )
-
-
 def _look_through(file: IO[bytes], only_torch: bool = False) -> None:
-    """Refuse a pickle whose reading would take far more memory or stack than it is long."""
+    """Refuse a pickle whose reading would take far more memory or stack than it is long.
+
+    With `only_torch`, it may name nothing but what rebuilds tensors: torch itself allows more, such
+    as `bytearray`, which takes as many bytes as it is told.
+    """
     stack, memo, marks = list[int](), dict[int, int](), list[int]()  # of depths: tuples in tuples
     cost, mark = 0, pickletools.markobject
     for opcode, argument, _ in pickletools.genops(file):
@@ -157,7 +158,7 @@ def _look_through(file: IO[bytes], only_torch: bool = False) -> None:
         if only_torch and name == "GLOBAL":
             module, _, wanted = argument.partition(" ")
             if _found_in_torch(module, wanted) is None:
-                _refuse_name(module, wanted)
+                raise pickle.UnpicklingError
         taken = list[int]()
         if mark in before or (name == "POP" and marks[-1:] == [len(stack)]):
             at = marks.pop()

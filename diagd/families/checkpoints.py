@@ -250,11 +250,13 @@ def empty_model(found: Checkpoint) -> Transformer:
     """Build the model of a checkpoint on the meta device, and compare its weights with it."""
     config, weights = found.config, found.weights
     numbers = sum(weight.numel() for weight in weights.values())
-    if config.num_layers > len(weights) or config.head_dim > numbers:  # which would take memory
-        raise ValueError(
-            f"{found.path}: does not fit the config: num_layers is {config.num_layers}, head_dim "
-            f"{config.head_dim}, and there are {len(weights)} tensors of {numbers} numbers in all"
-        )
+    parts = ("num_layers", len(weights), "tensors"), ("head_dim", numbers, "numbers")
+    for name, count, what in parts:  # what a config claims of these would take time or memory
+        if (claimed := getattr(config, name)) > count:
+            raise ValueError(
+                f"{found.path}: does not fit the config: {name} is {claimed}, and there are "
+                f"{count} {what} in all"
+            )
     with torch.device("meta"):
         model = Transformer(config)
     check_fit(model, weights, found.path)
@@ -280,14 +282,14 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
             return form.load(folder)
     config = read_json_object(folder / CONFIG_FILE)
     kind = config.get("kind", config.get("_class_name"))
-    loaders["VQModel"] = VQTokenizer.from_pretrained
-    if kind not in list(loaders):  # which may be no string
+    known = {"VQModel": VQTokenizer.from_pretrained} | loaders
+    if kind not in list(known):  # which may be no string
         raise ValueError(
-            f"{folder / CONFIG_FILE}: expected kind or _class_name {', '.join(loaders)}, "
+            f"{folder / CONFIG_FILE}: expected kind {', '.join(loaders)} or _class_name VQModel, "
             f"got {brief(kind)}"
         )
     with naming(f"{folder}: no tokenizer of {kind}", _MISFITS):
-        return loaders[kind](folder)
+        return known[kind](folder)
 
 
 def tokenizer_of(found: Checkpoint) -> VideoTokenizer:

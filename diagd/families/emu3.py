@@ -7,6 +7,7 @@ fed and never predicted. So an image has a column more than its tokenizer's grid
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -111,6 +112,9 @@ def emu3_tokenizer(
     config = Emu3VQVAEConfig(**{name: fields[name] for name in known & fields.keys()})
     # counts of training steps are whole numbers
     own = {name: value.float().clone() for name, value in weights.items()}
+    blocks = max(config.num_res_blocks, math.log2(config.temporal_downsample_factor))
+    if blocks > len(own):  # which would be made one by one
+        raise ValueError(f"{where}: has {len(own)} tensors, its config {blocks} blocks in a row")
     return Emu3Tokenizer(build_fitting(lambda: Emu3VQVAE(config), own, where))
 
 

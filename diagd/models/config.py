@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from diagd.checks import brief
 
 _MAX_SIZE = 2**28  # a matrix of two such sizes can still be counted in 64 bits
+_MAX_NUMBER = 1e12  # what is computed from such numbers is finite in float32
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = _checked(field, getattr(self, field.name))
-            object.__setattr__(self, field.name, value)
+            _check_value(field, getattr(self, field.name))
+        object.__setattr__(self, "sliding_layers", tuple(self.sliding_layers))  # JSON has lists
         heads, groups, head_dim = self.num_heads, self.num_kv_heads, self.head_dim
         width, codes, prefix = heads * head_dim, self.image_vocab_size, self.prefix_length
         position, is_odd, ties = self.position, head_dim % 2, self.tie_embeddings
@@ -148,14 +149,12 @@ def _refuse(is_wrong: object, rule: str, got: object) -> None:
         raise ValueError(f"{rule}, got {got if isinstance(got, str) else brief(got, 20)}")
 
 
-def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
-    """Return a value of JSON as the field has it, or raise ValueError."""
+def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
     name, is_bool, shown = field.name, isinstance(value, bool), brief(value, 20)
     if isinstance(field.default, tuple):
         is_wrong = not isinstance(value, list | tuple) or not all(type(one) is int for one in value)
         _refuse(is_wrong, f"{name} must be a list of integers", shown)
-        return tuple(value)  # JSON has lists
-    if choices := get_args(field.type):
+    elif choices := get_args(field.type):
         rule = f"{name} must be one of {', '.join(map(repr, choices))}"
         _refuse(value not in choices, rule, shown)
     elif field.type is bool:
@@ -164,10 +163,9 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
         is_number = isinstance(value, int | float) and not is_bool
         is_wrong = not is_number or not 0 < value <= sys.float_info.max
         _refuse(is_wrong, f"{name} must be a finite number above 0", shown)
-        return float(value)  # a whole number may have more digits than torch takes
+        _refuse(value > _MAX_NUMBER, f"{name} must be at most {_MAX_NUMBER:g}", shown)
     else:
         lowest = 0 if field.default == 0 else 1
         is_wrong = is_bool or not isinstance(value, int) or value < lowest
         _refuse(is_wrong, f"{name} must be an integer of at least {lowest}", shown)
         _refuse(value > _MAX_SIZE, f"{name} must be at most {_MAX_SIZE}", shown)
-    return value

@@ -241,12 +241,15 @@ def test_weights_that_a_type_cannot_hold_are_refused(folder):
     ("changes", "message"),
     [
         ({"max_positions": 10**12}, "config.json: max_positions must be at most 268435456, got 10"),
-        ({"max_positions": 2**28, "head_dim": 2**20}, "mis-shaped tensors"),
+        ({"max_positions": 2**28, "head_dim": 2**20}, "head_dim is 1048576, and there are"),
+        ({"num_layers": 2**28}, "num_layers is 268435456, and there are 21 tensors in all"),
+        ({"rope_step": 10**29}, r"rope_step must be at most 1e\+12, got a whole num"),
+        ({"grid_height": 2**16, "grid_width": 2**16}, r"grid_height \* grid_width must be at most"),
         ({"num_layers": 10**6}, "num_layers is 1000000, and there are 21 tensors in all"),
         ({"hidden_size": 2**28, "intermediate_size": 2**28}, "mis-shaped tensors"),
         ({"num_heads": 2**27, "num_kv_heads": 2**27}, r"num_heads \* head_dim must be at most"),
         ({"vocab_size": 2**62}, "vocab_size must be at most 268435456"),
-        ({"rope_theta": 10**400}, "rope_theta must be a finite number above 0, got 1000"),
+        ({"rope_theta": 10**400}, "rope_theta must be a finite number above 0, got a whole num"),
     ],
 )
 def test_sizes_that_lie_are_refused_before_anything_is_allocated(folder, changes, message):
