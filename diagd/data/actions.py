@@ -79,7 +79,8 @@ class ActionVocabulary:
 
     def id_of(self, name: str) -> int:
         if name not in self.names:
-            raise ValueError(f"unknown action {name!r}, expected one of: {', '.join(self.names)}")
+            known = ", ".join(self.names)
+            raise ValueError(f"unknown action {brief(name)}, expected one of: {known}")
         return self.names.index(name)
 
     @property

@@ -293,7 +293,7 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
 
 
 def tokenizer_of(found: Checkpoint) -> VideoTokenizer:
-    """Load the tokenizer that comes with a checkpoint, or raise ValueError, which names the file."""
+    """Load the tokenizer that comes with a checkpoint, or raise ValueError, naming the file."""
     tokenizer = None
     if found.family.tokenizer:
         with naming(f"{found.path}: its tokenizer", _MISFITS):

@@ -453,7 +453,7 @@ def _open_array(path: Path, name: str) -> Iterator[tuple[tuple[int, ...], Rows]]
     ):
         names = [member.removesuffix(".npy") for member in archive.namelist()]
         if name not in names:
-            found = ", ".join(map(repr, names)) or "nothing"
+            found = ", ".join(map(brief, names[:9])) or "nothing"
             raise ValueError(f"{path} holds no array {name!r}, found: {found}")
         with archive.open(f"{name}.npy") as file:
             npy, where = np.lib.format, f"{path}: {name}"
