@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, cast
 
 import torch
 from safetensors import SafetensorError
@@ -152,7 +152,8 @@ def _look_through(file: IO[bytes], only_torch: bool = False) -> None:
     """
     stack, memo, marks = list[int](), dict[int, int](), list[int]()  # of depths: tuples in tuples
     cost, mark = 0, pickletools.markobject
-    for opcode, argument, _ in pickletools.genops(file):
+    program: Iterable[tuple[Any, Any, Any]] = cast(Any, pickletools.genops(file))
+    for opcode, argument, _ in program:
         name, before = opcode.name, opcode.stack_before
         cost += 16 if name in ("GLOBAL", "STACK_GLOBAL", "INST") else 1
         if only_torch and name == "GLOBAL":

@@ -52,13 +52,14 @@ def odd_shape(chance: random.Random) -> dict[str, Any]:
 
 
 def step_of(model: Transformer, native: NativeModel, batch: int, lanes: int) -> tuple[Tensor, ...]:
+    both: tuple[Any, ...] = model, native
     tokens = torch.randint(model.vocab_size, (batch, lanes))
     at = torch.arange(lanes)
     visible = torch.ones(lanes, lanes, dtype=torch.bool).tril()
     with torch.inference_mode():
         return tuple(
             one.forward(tokens, at, at, visible, one.make_cache(batch, lanes + 1), 3)
-            for one in (model, native)
+            for one in both
         )
 
 
@@ -102,7 +103,7 @@ def test_ten_thousand_lanes_are_a_step_and_none_is_refused(weights: Any) -> None
 
 def test_two_models_in_two_threads_do_not_meet() -> None:
     models = [tiny_model(seed, **KINDS[kind]) for seed, kind in enumerate(("llama", "wham"))]
-    natives = [NativeModel(model) for model in models]
+    pairs: list[Any] = [(NativeModel(model), model) for model in models]
     wrong = list[int]()
 
     def work(which: int) -> None:
@@ -112,7 +113,7 @@ def test_two_models_in_two_threads_do_not_meet() -> None:
             tokens = torch.randint(44, (2, lanes), generator=generator)
             found, expected = (
                 one.forward(tokens, at, at, visible, one.make_cache(2, lanes + 1))
-                for one in (natives[which], models[which])
+                for one in pairs[which]
             )
             wrong.extend([which] * (not is_close(found, expected, "float32")))
 

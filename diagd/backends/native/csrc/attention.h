@@ -109,7 +109,7 @@ class Attention {
               float& unit) {
     Floats highest[BLOCK / WIDTH];
     Ints largest = {};  // scale of a value that is seen
-    for (Floats& one : highest) one = splat(peaks[i]);
+    for (int v = 0; v < BLOCK / WIDTH; v++) highest[v] = splat(peaks[i]);
     for (int j = 0; j < slots; j += BLOCK)
       for (int v = 0; v < BLOCK / WIDTH; v++) {
         const int at = j + v * WIDTH;
@@ -124,7 +124,7 @@ class Attention {
       const float peak = max_of_bits(largest);
       steps = steps_to(HIGHEST_WEIGHT, peak), unit = peak / HIGHEST_WEIGHT;
     }
-    for (const Floats& one : highest) highest[0] = greater(one, highest[0]);
+    for (int v = 1; v < BLOCK / WIDTH; v++) highest[0] = greater(highest[v], highest[0]);
     const float peak = max(highest[0]), fade = exp2(splat(peaks[i] - peak))[0];
     Parts total;
     for (int j = 0; j < slots; j += LINE)
