@@ -78,7 +78,7 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
             raise ValueError("this model takes no actions, so there is nothing to do in its world")
         self.world, self.names = world, world.vocabulary.names  # of actions, by their numbers
         self.strategy, self.sampling = as_strategy(strategy), sampling
-        world.check(self.strategy, sampling, num_envs)
+        world.check(self.strategy, sampling)
         self.scenes = _read_scenes(world, scenes, context_frames)  # all have as many frames
         self.single_action_space = Discrete(len(self.names))
         self.single_observation_space = Box(0, 255, (*world.frame_size_px, 3), np.uint8)

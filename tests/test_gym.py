@@ -203,7 +203,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_generated(generator, tm
         (lambda: diagd.GymEnv(generator, context_frames=0), "context_frames must be at least 1"),
         (lambda: diagd.GymEnv(generator, render_mode="human"), "render_mode must be rgb_array"),
         (lambda: diagd.GymVectorEnv(generator, 0), "num_envs must be at least 1"),
-        (lambda: diagd.GymVectorEnv(generator, 2, strategy="zipar-adaptive=4"), "one batch row"),
         (lambda: diagd.GymEnv(write_world(tmp_path / "still", 0)), "takes no actions"),
     ):
         with pytest.raises(ValueError, match=message):

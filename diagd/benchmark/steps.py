@@ -14,8 +14,9 @@ from torch import Tensor
 from diagd.backends.linears import multiplies_packed
 from diagd.backends.native.library import load_library
 from diagd.backends.native.model import NativeModel
+from diagd.decoding.engine import run_step
 from diagd.decoding.generate_tokens import synchronized_time
-from diagd.decoding.model import CausalModel, ModelWrapper, StepFunction, StepParts
+from diagd.decoding.model import CausalModel, ModelWrapper, Step, StepFunction
 from diagd.models.config import ModelConfig
 
 _STREAM_NUMBERS = 2**28  # float32: 1 GiB, larger than any cache
@@ -130,9 +131,10 @@ class Stopwatch(ModelWrapper[CausalModel]):
             times.parts["bookkeeping"] = sum(times.seconds) - known
         return times
 
-    def make_step(self, step: StepParts) -> StepFunction:
+    def make_step(self, step: Step) -> StepFunction:
         """Time the model's own step; or its parts, where it does not tell how long they take."""
-        run = step.run if self._by_part else self.model.make_step(step.of(self.model))
+        fused = None if self._by_part else self.model.make_step(step)
+        run = fused or partial(run_step, self if self._by_part else self.model, step)
 
         def timed(lanes: Tensor, num_slots: int) -> None:
             self._num_seen += 1

@@ -30,7 +30,7 @@ from diagd.console import cell, make_console, print_records, progress
 from diagd.decoding.generate_tokens import DecodingEngine, peak_memory_bytes, synchronized_time
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.table import Conditions, Strategy
+from diagd.decoding.strategies.table import Strategy
 from diagd.families.checkpoints import find_model, load_model
 from diagd.families.presets import PRESETS
 from diagd.files import write_json
@@ -92,18 +92,15 @@ def engine_rows(
     """
     config, device = model.config, model.device
     prepared, backend = prepare(model, backend, dtype == "int8")
-    replays, seam = prepared.replays, config.num_seam_tokens
-    for strategy in strategies:
-        strategy.check(Conditions(sampling.temperature, grid, 1, replays, seam))
     knows_steps = backend != "webgpu"  # which records them, and runs those of a frame together
-    has_parts = knows_steps and device.type == "cpu" and not replays
+    has_parts = knows_steps and device.type == "cpu" and not prepared.replays
     stopwatch = steps.Stopwatch(prepared, has_parts, sample)
     engine = DecodingEngine(
         stopwatch,
         grid.height,
         grid.width,
         num_action_tokens=config.num_action_tokens,
-        num_seam_tokens=seam,
+        num_seam_tokens=config.num_seam_tokens,
         sampling=sampling,
         context=inputs[0].text,
     )
@@ -376,7 +373,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
     grid = TokenGrid.parse(options.grid or size)
     strategies, sampling = options.strategies(grid), options.sampling()
     for strategy in strategies:
-        strategy.check(Conditions(sampling.temperature, grid))  # before a model is loaded
+        strategy.check(grid)  # before a model is loaded
     counts = options.context_frames or (1, max(1, held - grid.num_frames))
     given_alone = config.num_action_tokens or config.prefix_length
     if held == 1 and given_alone and set(counts) == {1}:

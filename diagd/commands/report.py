@@ -95,8 +95,7 @@ def write_side_by_side(path: Path, cells: dict[str, Tensor], fps: float) -> None
 
 MARKERS = {  # of a strategy that is lossless so: marker, label
     "tokens": ("o", "raster's tokens"),
-    "distribution": ("D", "raster's distribution, other tokens"),
-    "no": ("x", "neither"),
+    "no": ("x", "other tokens"),
 }
 JOINED = (RASTER, "k=")
 SHADES = {"chance": "0.8", "truth": "0", "reconstruction": "0.35", "copy": "0.6"}
@@ -302,9 +301,7 @@ _READING = (
     "named. reconstruction is what the tokenizer makes of the true frames, copy the last given "
     "frame.",
     "fed/token is the tokens fed for each that was written. = raster is the share of tokens equal "
-    "to raster's on the same clip with the same seed. exact and jacobi write raster's tokens; sjd "
-    "and mc-sjd draw from raster's distribution with other noise, so they share few tokens with it "
-    "and lose nothing.",
+    "to raster's on the same clip with the same seed. exact and jacobi write raster's tokens.",
 )
 _PAIRED = (
     "Mean paired difference over the same clips with the same seeds, with its 95% interval: an "
@@ -313,8 +310,8 @@ _PAIRED = (
 )
 _FRONTIER = (
     "A point is a strategy; bars are 95% intervals of the paired difference to raster; a line "
-    "joins raster and the diagonals. Dots write raster's tokens; diamonds (sjd, mc-sjd) write "
-    "other tokens, drawn from the same distribution; crosses write neither."
+    "joins raster and the diagonals. Dots write raster's tokens, crosses "
+    "others."
 )
 
 

@@ -9,7 +9,7 @@ import tyro
 from diagd.backends.names import DTypeChoice, DTypeName
 from diagd.checks import check_at_least
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.strategies.table import Conditions, Strategy, parse_strategies
+from diagd.decoding.strategies.table import Strategy, parse_strategies
 from diagd.evaluation.results import BASELINES, RASTER, REVISIT_BASELINES
 from diagd.families.defaults import GenerationDefaults
 from diagd.flags import Device, OutputFile, OutputFolder, output_file
@@ -47,10 +47,9 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
 
     Or make images of texts or classes, and compare with raster's.
 
-    Strategies: k=2, k=1,d=24, k=1/spatial, zipar=4, zipar-adaptive=4, exact, jacobi, tolerance=1.5,
-    sjd, mc-sjd; the last five also with lanes, such as exact,lanes=32. Tokens are drawn at
-    temperature 1 and top-p 0.9, whatever the model, unless flags say otherwise; images as their
-    model's makers draw them.
+    Strategies: k=2, k=1,d=24, k=1/spatial, zipar=4, exact, jacobi; the last two also with lanes,
+    such as exact,lanes=32. Tokens are drawn at temperature 1 and top-p 0.9, whatever the model,
+    unless flags say otherwise; images as their model's makers draw them.
     """
 
     # folder of videos, with a jsonl of actions beside each for models that take any; for models of
@@ -113,7 +112,8 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
         for strategy in self.strategies():
             if self.teacher_forced and not strategy.has_schedule:
                 raise ValueError(f"teacher_forced compares schedules: leave {strategy} out")
-            strategy.check(Conditions(self.sampling(GenerationDefaults()).temperature))
+            strategy.check()
+        self.sampling(GenerationDefaults())
         self.labelled_models()
         super().__post_init__()
 

@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diagd.files import append_line, read_json_lines, require_file
+from diagd.decoding.strategies.table import refuse_removed
+from diagd.files import append_line, naming, read_json_lines, require_file
 from diagd.system import only_writer, refuse_other_run
 
 RESULTS_FILE = "results.jsonl"
@@ -86,6 +87,8 @@ def read_results(path: Path) -> Results:
         if is_run:
             results.runs.append(record)
             continue
+        with naming(f"{path}:{number}"):
+            refuse_removed(record["strategy"])
         key = key_of(record)
         if not any(record["model"] in run["models"] for run in results.runs):
             raise ValueError(f"{path}:{number}: the line of its run is missing")

@@ -22,7 +22,7 @@ from diagd.decoding.generate_tokens import DecodingEngine, GenerationStats, gene
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.table import Conditions, Strategy, as_strategy
+from diagd.decoding.strategies.table import Strategy, as_strategy
 from diagd.families.checkpoints import is_repository, upload
 from diagd.families.defaults import GenerationDefaults, visual_ranges
 from diagd.models.config import ModelConfig
@@ -418,13 +418,10 @@ class VideoGenerator:
             raise ValueError(f"this model takes no guidance, got {scale}")
         return GuidedModel(self.model, self._idle_ids()[0], 1, scale)
 
-    def check(
-        self, strategy: Strategy, sampling: SamplingOptions | None = None, batch_size: int = 1
-    ) -> None:
-        """Raise ValueError where `strategy` and `sampling` cannot make `batch_size` videos here."""
-        temperature = self.sampling(sampling).temperature
-        grid, kind = TokenGrid(1, self.height, self.width), (batch_size, self.model.replays)
-        strategy.check(Conditions(temperature, grid, *kind, self.config.num_seam_tokens))
+    def check(self, strategy: Strategy, sampling: SamplingOptions | None = None) -> None:
+        """Raise ValueError where `strategy` or `sampling` does not fit this world."""
+        self.sampling(sampling)
+        strategy.check(TokenGrid(1, self.height, self.width))
 
     def sampling(self, options: SamplingOptions | None = None) -> SamplingOptions:
         """Return `options`, or else the defaults, restricted to visual ids."""

@@ -12,7 +12,7 @@ import tyro
 from diagd.backends.names import Backend, DTypeChoice
 from diagd.checks import check_at_least
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.strategies.table import Conditions, Raster, Strategy, parse_strategy
+from diagd.decoding.strategies.table import Raster, Strategy, parse_strategy
 from diagd.families.defaults import GenerationDefaults
 from diagd.files import check_suffix
 from diagd.flags import Device, FrameLag, OutputFile, OutputFolder, RowLag
@@ -111,7 +111,8 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, Pool):
     def __post_init__(self) -> None:
         check_at_least(self, frames=1, context_frames=1, images=1, raster_frames=0, guidance=0)
         strategy = self.decoding(GenerationDefaults(), 1)
-        strategy.check(Conditions(self.sampling(GenerationDefaults()).temperature))
+        strategy.check()
+        self.sampling(GenerationDefaults())
         if self.output is not None:
             check_suffix(self.output)
         if self.compare and strategy == Raster():

@@ -13,7 +13,6 @@ from diagd.backends.native.compiler import find_compiler
 from diagd.checks import check_at_least, check_values, parse_size
 from diagd.decoding.schedule import RowStart
 from diagd.decoding.strategies.table import (
-    Conditions,
     Diagonal,
     Strategy,
     parse_strategies,
@@ -191,7 +190,7 @@ class RunOptions:
             ("window", fits, what_outgrows_it),
         )
         for strategy in self.mixture:
-            strategy.check(Conditions(temperature=0))
+            strategy.check()
         if self.corrupt_with != "uniform" and not self.corrupt:
             raise ValueError(f"corrupt_with={self.corrupt_with} needs --corrupt, a share above 0")
 
@@ -336,7 +335,7 @@ class TuneOptions:
         for strategy in (*self.named, *map(Diagonal, self.row_lag), *starts):
             if not strategy.has_schedule:
                 raise ValueError(f"tune compares schedules: leave {strategy} out")
-            strategy.check(Conditions(temperature=0))
+            strategy.check()
 
     @cached_property
     def named(self) -> list[Strategy]:

@@ -28,7 +28,7 @@ from diagd.backends.native.boundary import (
 from diagd.backends.native.library import load_library
 from diagd.backends.native.weights import NativeDType, NativeWeights
 from diagd.decoding.engine import BLOCK, whole_blocks
-from diagd.decoding.model import CausalModel, ModelShape, StepFunction, StepParts
+from diagd.decoding.model import CausalModel, ModelShape, Step, StepFunction
 from diagd.decoding.sampling import Draw
 from diagd.models.attention import SlotRule, check_cache_fits, check_sizes
 from diagd.models.transformer import Transformer, shape_of
@@ -179,10 +179,10 @@ class NativeModel(CausalModel):
         check_end(self._library.draw(ctypes.byref(record)), wrong, f"{batch * lanes} draws")
         return drawn
 
-    def make_step(self, step: StepParts) -> StepFunction:
+    def make_step(self, step: Step) -> StepFunction | None:
         """Fuse a plain step into one call (`csrc/fused_step.cpp`), to the same bits."""
         if not step.is_plain:
-            return step.run
+            return None
         buffers, ranges = step.buffers, step.ranges
         check_space(buffers, ranges, self.vocab_size)
         batch, num_slots = buffers.tokens.shape

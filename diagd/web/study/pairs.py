@@ -21,7 +21,7 @@ from diagd.console import track
 from diagd.data.actions import ActionCodec, idle_action, split_actions, write_actions
 from diagd.data.video import read_video, write_video
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.table import Conditions, Strategy
+from diagd.decoding.strategies.table import Strategy
 from diagd.families.checkpoints import find_model
 from diagd.families.clip_files import ClipFile, find_clips
 from diagd.files import read_json_object, require_folder, write_json
@@ -163,7 +163,7 @@ def make_pairs(options: StudyOptions) -> list[str]:
     for _, model, strategy in systems:
         found = find_model(model)
         grid = TokenGrid(1, found.config.grid_height, found.config.grid_width)
-        strategy.check(Conditions(found.family.defaults(found).temperature, grid))
+        strategy.check(grid)
     _remember(options)
     for name, model, strategy in systems:
         world = VideoGenerator.from_pretrained(model)
