@@ -72,7 +72,6 @@ def describe(
         "fps": float(scenes[0].fps),
         "model": name_of(world),
         "actions": world.vocabulary.names,
-        "remembers": world.remembers or world.config.frames_held,
         "keyboard": keyboard_of(world.vocabulary),
         "scenes": [scene.name for scene in scenes],
         "max_seed": MAX_SEED,

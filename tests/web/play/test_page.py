@@ -35,7 +35,7 @@ def visit(browser, serve):  # whose servers outlive the pages
     """Open pages; whatever the console says that is no note fails the test."""
     contexts, complaints = [], []
 
-    def visit(served, quiet=True, **options):
+    def visit(served, quiet=True, query="", **options):
         context = browser.new_context(**options)
         context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
@@ -48,7 +48,7 @@ def visit(browser, serve):  # whose servers outlive the pages
                     complaints.append(said.text) if said.type in ("error", "warning") else None
                 ),
             )
-        page.goto(served.url)
+        page.goto(served.url + query)
         return page
 
     yield visit
@@ -129,7 +129,7 @@ def test_a_slow_world_says_so_and_what_helps(visit, serve, monkeypatch):
     text(
         page,
         "#faster",
-        r"^A frame takes a while here\. Faster: diagd play started with --dtype fastest",
+        r"^A frame takes a while here\. Faster: diagd play started with --dtype fastest, which is timed\.$",
     )
     page.keyboard.down("KeyA")
     expect(page.locator("#hud-action")).to_have_text("left …", timeout=900)  # before its picture
@@ -364,6 +364,108 @@ def test_a_session_is_saved_and_replayed_exactly(visit, shared, tmp_path, monkey
     expect(page.locator("#toast")).to_have_text(f"Replaying {count} frames")
     shared.server.servers[0].get_loop().call_soon_threadsafe(begin, *held.pop())
     text(page, "#toast", f"Replayed {count} frames, every token as it was")
+
+
+def test_a_dream_is_shared_as_a_link_and_a_picture_of_one_s_own_is_not(visit, shared, tmp_path):
+    page = visit(shared, quiet=False)
+    wait_for_frames(page, 2)
+    page.get_by_role("button", name="Start 3").click()
+    page.keyboard.down("KeyA")
+    wait_for_frames(page, 5)
+    page.click("#pause")
+    page.get_by_role("button", name="Copy a link").click()
+    wait_until(lambda: "#dream=" in page.evaluate("location.hash"))
+    page.reload()
+    text(page, "#toast", r"^Replayed \d+ frames, every token as it was\.$")
+    expect(page.locator("#scenes [aria-pressed=true]")).to_have_text("3 view 4")
+    page.evaluate("location.hash = '#dream=AAAA'")  # pasted over it
+    text(page, "#toast", "^That did not work: not a saved dream: Input should be an object")
+    write_image(tmp_path / "view.png", smooth_frames(1, 60, 90, seed=9)[0])
+    page.set_input_files("#upload-file", tmp_path / "view.png")
+    text(page, "#toast", "begins in your picture")
+    page.get_by_role("button", name="Copy a link").click()
+    text(page, "#toast", "^That did not work: a dream that begins in a picture of your own has no")
+
+
+def test_engines_of_one_server_read_each_other_s_dreams(visit, world, tmp_path):
+    with serving(world, dtype="int8") as served:
+        pages = [visit(served, quiet=False, query=query) for query in ("", "?engine=browser")]
+        for page, other in (pages, pages[::-1]):
+            wait_for_frames(page, 2)
+            page.get_by_role("button", name="Start 2").click()
+            page.keyboard.down("KeyD")
+            wait_for_frames(page, 4)
+            page.click("#pause")
+            with page.expect_download() as download:
+                page.click("#save")
+            download.value.save_as(tmp_path / "dream.json")
+            other.set_input_files("#load-file", tmp_path / "dream.json")
+            text(other, "#toast", r"^Replayed \d+ frames, every token as it was\.$")
+        document = json.loads((tmp_path / "dream.json").read_text())
+        assert document["scene"] == "view 3"
+        for change, said in (
+            ({"format": "diagd-session-2"}, "got 'diagd-session-2' (of another version of diagd)"),
+            ({"model": "maze"}, "a dream of the world 'maze', not of"),
+        ):
+            (tmp_path / "other.json").write_text(json.dumps(document | change))
+            for page in pages:
+                page.set_input_files("#load-file", tmp_path / "other.json")
+                expect(page.locator("#toast")).to_contain_text(said)
+        for page in pages:  # before the server goes, of which they complain
+            page.close()
+
+
+def test_a_number_of_frames_is_shown_where_there_is_one(visit, shared):
+    page = visit(shared)
+    page.add_init_script(
+        """new MutationObserver(() => {
+          for (const id of ["hud-fps", "fps"]) {
+            const text = document.getElementById(id)?.textContent ?? "";
+            if (/^0(\\.0+)?( |$)/.test(text)) document.title = "zero";
+          }
+        }).observe(document, { childList: true, subtree: true, characterData: true });"""
+    )
+    page.reload()
+    text(page, "#hud-fps", r"^\d+\.\d frames/s$")
+    page.click("#pause")
+    text(page, "#hud-fps", "^paused$")
+    text(page, "#fps", "^-$")
+    page.wait_for_timeout(1200)  # in which what was under way arrives, and the page looks again
+    text(page, "#hud-fps", "^paused$")
+    expect(page.locator("#pause")).to_have_text("Resume")
+    assert page.title() == "diagd play"
+
+
+def test_the_page_fills_the_screen(visit, shared):
+    page = visit(shared)
+    wait_for_frames(page, 1)
+    page.get_by_role("button", name="Full screen").click()
+    leave = page.get_by_role("button", name="Leave full screen")
+    expect(leave).to_be_visible()
+    stage, window = page.locator(".stage").bounding_box(), page.viewport_size
+    assert (stage["width"], stage["height"]) == (window["width"], window["height"])
+    page.keyboard.press("KeyP")
+    text(page, "#hud-fps", "^paused$")
+    leave.click()
+    expect(page.get_by_role("button", name="Full screen", exact=True)).to_be_visible()
+    page.keyboard.press("KeyP")
+
+
+def test_a_visitor_of_somebody_else_s_server_is_not_told_to_start_it_anew(visit, shared):
+    page = visit(shared)
+    page.route(
+        "**/static/play.js",
+        lambda route: route.fulfill(
+            response=(found := route.fetch()),
+            body=found.text()
+            .replace("location.hostname", "'node7'")
+            .replace("SLOW = 2", "SLOW = 1e9"),
+        ),
+    )
+    page.reload()
+    wait_for_frames(page, 3)
+    page.get_by_role("button", name="raster").click()
+    text(page, "#faster", r"^A frame takes a while here\. Faster: the strategy k=1\.$")
 
 
 def test_a_picture_of_one_s_own_and_one_that_is_none(visit, shared, tmp_path):
