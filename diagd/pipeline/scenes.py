@@ -23,11 +23,10 @@ class StartScene:
 
 def model_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
     """Read a model folder's prompt.mp4, named `opening`, then all of its folder `scenes`."""
-    prompt = folder / "prompt.mp4"
-    first = [read_scene(prompt, world, context_frames)] if prompt.is_file() else []
-    return [replace(scene, name="opening") for scene in first] + folder_scenes(
-        folder / "scenes", world, context_frames
-    )
+    prompt, scenes = folder / "prompt.mp4", folder_scenes(folder / "scenes", world, context_frames)
+    if prompt.is_file():
+        scenes.insert(0, replace(read_scene(prompt, world, context_frames), name="opening"))
+    return scenes
 
 
 def folder_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
