@@ -39,7 +39,6 @@ class Scheduler:
     max_sessions: int  # the others wait in line
     idle_seconds: float  # a session without a message or a held key for so long is ended
     controls: Controls | None = None
-    timed: bool = False  # whether the weights' type is the fastest of those that were timed here
 
     def __post_init__(self) -> None:
         self.players: dict[str, Player] = {}  # the least recently served first
@@ -78,7 +77,6 @@ class Scheduler:
             **describe(self.world, self.scenes, strategies, player.controls),
             "session": player.id,
             "computed": [self.world.dtype, self.world.backend],
-            "timed": self.timed,
             "max_recorded": MAX_RECORDED_FRAMES,
             "max_upload_bytes": MAX_UPLOAD_BYTES,
         }

@@ -82,10 +82,7 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
         )
     controls, context_frames, scenes = opening(world, options)
     warm_up(world, scenes[0], controls)
-    timed = options.dtype == "fastest"
-    scheduler = Scheduler(
-        world, scenes, options.max_sessions, options.idle_seconds, controls, timed
-    )
+    scheduler = Scheduler(world, scenes, options.max_sessions, options.idle_seconds, controls)
     config = server_config(
         create_app(scheduler, options, context_frames),
         (options.host, *options.allow_host),

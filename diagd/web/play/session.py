@@ -50,15 +50,12 @@ class Controls:
 
 @dataclass(frozen=True, config=STRICT)
 class FrameRecord:
-    """One generated frame: what was chosen for it, and the CRC-32 of its tokens where it is known.
-
-    `engine` is `webgpu` where a browser's GPU wrote it, which rounds otherwise than processors do.
-    """
+    """One generated frame: what was chosen for it, and the CRC-32 of its tokens if it is known."""
 
     action: Action
     controls: Controls
     checksum: int | None = None
-    engine: Annotated[str | None, Field(max_length=20)] = None
+    engine: Annotated[str | None, Field(max_length=20)] = None  # webgpu: a browser's, which rounds
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -149,12 +146,8 @@ class SavedDream:
     model: str
     seed: int
     frames: Annotated[tuple[FrameRecord, ...], Field(max_length=MAX_FRAMES)]
-    scene: str | None = None  # by its name: one of the world's
-    start: SavedStart | None = None
-
-    def __post_init__(self) -> None:
-        if (self.scene is None) == (self.start is None):
-            raise ValueError("expected either a scene or a start")
+    start: SavedStart | None = None  # of a picture of one's own; else
+    scene: str | None = None  # one of the world's, by its name
 
 
 _SAVED = TypeAdapter(SavedDream)
@@ -165,7 +158,7 @@ def save_log(log: SessionLog, model: str) -> bytes:
     if log.name is None:
         pixels = base64.b64encode(zlib.compress(log.frames.numpy().tobytes())).decode()
         start = SavedStart(list(log.frames.shape), pixels, list(log.actions))
-    saved = SavedDream(FORMAT, model, log.seed, log.history, log.name, start)
+    saved = SavedDream(FORMAT, model, log.seed, log.history, start, log.name)
     return _SAVED.dump_json(saved, exclude_none=True)
 
 

@@ -125,7 +125,7 @@ function showFaster() {
   const ways = [];
   if (controls.strategy !== "k=1" && about.strategies.some(([name]) => name === "k=1")) ways.push("the strategy k=1");
   if (controls.paced) ways.push("another pace");
-  ways.push(...(isHere ? waysHere() : waysThere()));
+  if (isHere) ways.push(...waysHere());
   const said = `A frame takes a while here. Faster: ${ways.join(", or ")}.`;
   if (!ways.length || $("faster").textContent === said) return void ($("faster").hidden = !ways.length);
   $("faster").textContent = said;
@@ -136,11 +136,6 @@ function waysHere() {
   if (!globalThis.crossOriginIsolated) return ["a window that is not private, and https, which let it use all cores"];
   const threads = Math.min(MAX_THREADS, navigator.hardwareConcurrency);
   return about.threads < threads ? [`${location.search ? "&" : "?"}threads=${threads} behind the address`] : ["fewer other programs"];
-}
-
-function waysThere() {
-  const isOwn = /^(localhost|127\.[\d.]+|\[::1\])$/.test(location.hostname); // nobody starts another's server anew
-  return isOwn && !about.timed ? ["diagd play started with --dtype fastest, which is timed"] : [];
 }
 
 function showAction(action, taken) {
