@@ -89,7 +89,7 @@ def test_scenes_begin_with_equally_many_frames_and_are_drawn_or_named(generator)
     drawn = {env.reset(seed=seed)[1]["scene"] for seed in range(30)}
     assert drawn == {"opening", "hall", "red door"}
     assert env.reset(options={"scene": 2})[1] == {"scene": "red door"}
-    with pytest.raises(ValueError, match=r"one of: prompt, hall, red door; got 'cellar'"):
+    with pytest.raises(ValueError, match=r"one of: opening, hall, red door; got 'cellar'"):
         env.reset(options={"scene": "cellar"})
 
 
