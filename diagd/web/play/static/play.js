@@ -401,6 +401,7 @@ addEventListener("fullscreenchange", () => { $("full").ariaLabel = $("full").tit
 addEventListener("hashchange", () => location.reload()); // a link to a dream, pasted over this one
 document.addEventListener("visibilitychange", () => { if (document.hidden && about) { keyboard.release(); setPaused(true); } });
 
+new ResizeObserver(([{ contentRect }]) => $("play").style.setProperty("--keys", `${contentRect.height}px`)).observe($("controls"));
 setInterval(showPace, 1000); // of frames that do not come, too
 
 const spinner = $("spinner");
