@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from diagd.backends.devices import dtype_of, multiplies_bfloat16
-from diagd.backends.names import DTypeChoice
-from diagd.backends.prepare import choose_dtype
+from diagd.backends.names import Backend, DTypeChoice, DTypeName
+from diagd.backends.prepare import choose_backend, choose_dtype
 from diagd.data.actions import ActionCodec
 from diagd.families import checkpoints
 from diagd.families.defaults import GenerationDefaults
@@ -79,6 +79,22 @@ def load_parts(
     check_memory(12 * height_px * width_px, f"{folder}: a frame of {height_px}x{width_px} pixels")
     text, model = checkpoints.load_text(found), checkpoints.build_model(found, device, dtype)
     return Parts(model, video_tokenizer.to(device), codec, defaults, text, int8)
+
+
+def decide(
+    name_or_path: str | Path,
+    device: torch.device,
+    dtype: DTypeChoice,
+    backend: Backend,
+    config: str | Path | None = None,
+) -> tuple[DTypeName, Backend]:
+    """Return what dtype and backend, `auto` or not, are for a model here.
+
+    Timings choose, and may choose otherwise the next time: who shares out a run decides once.
+    """
+    shape = checkpoints.find_model(name_or_path, config).config
+    chosen = choose_dtype(dtype, device, shape)
+    return chosen, choose_backend(backend, device, chosen, shape)
 
 
 def save_checkpoint(found: Checkpoint, target: Path, tokenizer: str | Path | None) -> list[str]:

@@ -17,6 +17,7 @@ import av
 import torch
 from av.bitstream import BitStreamFilterContext
 
+from diagd.backends.names import Backend
 from diagd.console import track
 from diagd.data.actions import ActionCodec, idle_action, split_actions, write_actions
 from diagd.data.video import read_video, write_video
@@ -26,7 +27,7 @@ from diagd.families.checkpoints import find_model
 from diagd.families.clip_files import ClipFile, find_clips
 from diagd.files import read_json_object, require_folder, write_json
 from diagd.pipeline.generator import VideoGenerator
-from diagd.pipeline.world_folder import WorldSource
+from diagd.pipeline.world_folder import WorldSource, decide
 from diagd.web.study.options import StudyOptions
 
 PLAYABLE_CODECS = ("h264", "vp9", "av1")  # what browsers play in an mp4
@@ -164,9 +165,9 @@ def make_pairs(options: StudyOptions) -> list[str]:
         found = find_model(model)
         grid = TokenGrid(1, found.config.grid_height, found.config.grid_width)
         strategy.check(Conditions(found.family.defaults(found).temperature, grid))
-    _remember(options)
+    backends = _remember(options)
     for name, model, strategy in systems:
-        world = VideoGenerator.from_pretrained(model)
+        world = VideoGenerator.from_pretrained(model, backend=backends[name])
         for number in track(range(options.make), name):
             target = options.pairs / name / f"pair_{number:03d}.mp4"
             if not target.exists():
@@ -174,8 +175,11 @@ def make_pairs(options: StudyOptions) -> list[str]:
     return [name for name, *_ in systems]
 
 
-def _remember(options: StudyOptions) -> None:
-    """Write the options down; where there are pairs of others, but for their number, refuse."""
+def _remember(options: StudyOptions) -> dict[str, Backend]:
+    """Write the options down; where there are pairs of others, but for their number, refuse.
+
+    Returns the backend of each system, which timings chose when the pairs were begun.
+    """
     made: dict[str, Any] = {
         **{name: getattr(options, name) for name in ("model", "frames", "context_frames", "seed")},
         "systems": list(options.strategy),
@@ -184,11 +188,16 @@ def _remember(options: StudyOptions) -> None:
     }
     path = options.pairs / "made.json"
     is_begun = path.is_file() and any(options.pairs.glob("*/pair_*.mp4"))
-    if is_begun and read_json_object(path) != made:
+    known = read_json_object(path) if is_begun else made
+    if (backends := known.pop("backends", None)) is None:
+        systems, cpu = options.parsed_systems(), torch.device("cpu")
+        backends = {name: decide(model, cpu, "float32", "auto")[1] for name, model, _ in systems}
+    if known != made:
         raise ValueError(
             f"{options.pairs} holds pairs made with other options ({path}): choose another"
         )
-    write_json(path, made, indent=1)
+    write_json(path, {**made, "backends": backends}, indent=1)
+    return backends
 
 
 def _make_clip(
