@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -59,6 +60,7 @@ class Options:
 
 def main(options: Options) -> None:
     """Measure every case, and print the median milliseconds of a frame, or of a step."""
+    rows: list[dict[str, Any]] = []
     if options.work is not None:
         print(json.dumps(_measure(WORKS[options.work](options.work), options.seconds)))
         return
@@ -67,22 +69,31 @@ def main(options: Options) -> None:
     for busy, work, threads in track(cases * options.rounds):
         with _neighbours(busy):
             took = _run(work, threads, options.seconds)
-        for name, seconds in took.items():
-            found[busy, work, threads].setdefault(name, []).extend(seconds)
-    rows = [
-        {"busy": busy, "work": work, "threads": f"{threads} set" if threads else "free"}
-        | {"ms": {name: [round(1000 * s, 1) for s in took] for name, took in took_by_name.items()}}
-        for (busy, work, threads), took_by_name in found.items()
-    ]
-    if options.out is not None:
-        before = read_json_object(options.out)["rows"] if options.out.is_file() else []
-        rows = [row for row in before if row["busy"] not in options.busy] + rows
-        rows.sort(key=lambda row: row["busy"])  # stable
-        write_json(options.out, {**provenance(torch.device("cpu")), "rows": rows}, indent=1)
-    _print(rows)
+        for name, ms in took.items():
+            found[busy, work, threads].setdefault(name, []).extend(ms)
+        rows = [
+            {
+                "busy": busy,
+                "work": work,
+                "threads": f"{threads} set" if threads else "free",
+                "ms": ms,
+            }
+            for (busy, work, threads), ms in found.items()
+        ]
+        if options.out is not None:  # after each, for this takes minutes
+            _write(options.out, rows)
+    _print(rows if options.out is None else read_json_object(options.out)["rows"])
 
 
-def _print(rows: list[dict]) -> None:
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    before = read_json_object(path)["rows"] if path.is_file() else []
+    loads = {row["busy"] for row in rows}
+    rows = [row for row in before if row["busy"] not in loads] + rows
+    rows.sort(key=lambda row: row["busy"])  # stable
+    write_json(path, {**provenance(torch.device("cpu")), "rows": rows}, indent=1)
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
     table = Table(
         "work", "threads", *(f"{n} busy" for n in {r["busy"]: 0 for r in rows}), box=SIMPLE
     )
@@ -90,7 +101,7 @@ def _print(rows: list[dict]) -> None:
     for row in rows:
         for name, took in row["ms"].items():
             key = f"{row['work']}, {name}", row["threads"]
-            cells.setdefault(key, []).append(f"{statistics.median(took):.0f}")
+            cells.setdefault(key, []).append(f"{statistics.median(took):.1f}" if took else "-")
     for key, numbers in cells.items():
         table.add_row(*key, *numbers)
     Console().print(table)
@@ -123,7 +134,7 @@ def _measure(work: Work, seconds: float) -> dict[str, list[float]]:
         while not took.get(name) or time.perf_counter() - began < seconds:
             since = time.perf_counter()
             run()
-            took.setdefault(name, []).append(time.perf_counter() - since)
+            took.setdefault(name, []).append(round(1000 * (time.perf_counter() - since), 1))
     return took
 
 

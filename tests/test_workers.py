@@ -1,5 +1,6 @@
 """Workers in this process and in Ray's: `diagd evaluate --workers 2` as a user runs it."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -74,6 +75,34 @@ def test_processes_of_ray_s_do_what_one_process_does():
     assert done == [*HALVED, (13, "4 processes died of it")]
     with pytest.raises(ValueError, match="no -1"):
         list(do_tasks([2, 3], partial(Halver, -1), pool))
+
+
+STRANGER = """
+import logging, sys, ray
+ray.init(sys.argv[1], logging_level=logging.ERROR, log_to_driver=False)
+print(ray.get(ray.remote(num_cpus=0)(lambda: "ran").remote()))
+"""
+
+
+@pytest.mark.slow
+def test_who_does_not_know_the_token_runs_no_code_in_workers():
+    tasks = do_tasks([2, 4], partial(Halver, 0), Pool(workers=2, worker_cpus=0.5))
+    next(tasks)
+    ray = importlib.import_module("ray")
+    address = ray.get_runtime_context().gcs_address
+    ours = {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
+
+    def visit(**secrets):
+        known = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        command = [sys.executable, "-c", STRANGER, address]
+        return subprocess.run(command, capture_output=True, text=True, env=known | secrets)
+
+    for secrets in ({"RAY_AUTH_MODE": "disabled"}, ours | {"RAY_AUTH_TOKEN": 64 * "0"}):
+        stranger = visit(**secrets)
+        assert stranger.returncode != 0
+        assert "ran" not in stranger.stdout
+    assert visit(**ours).stdout == "ran\n"  # so it was the token
+    assert len(list(tasks)) == 1
 
 
 @pytest.mark.parametrize(

@@ -82,10 +82,8 @@ _CANDIDATES: dict[Backend, tuple[DTypeName, ...]] = {
 }
 ROUNDING_PAYS = 0.9  # of the time of the more exact type, or that one stays
 NATIVE_DTYPES = torch.float32, torch.bfloat16  # of models that our kernels run
-
-
 BUSY_SHARE = 0.3  # of the processor, in use by others: what was timed then is not kept
-KEPT_S = 86_400.0  # then they are timed again, for drivers, limits and the weather change
+KEPT_S = 86_400.0  # after which candidates are timed again
 
 
 @cache
@@ -119,7 +117,7 @@ def time_candidates(config: ModelConfig) -> list[Candidate]:
 
 def time_again(config: ModelConfig) -> None:
     """Let the next `time_candidates` of a shape take its times anew, in this process and others."""
-    with suppress(FileNotFoundError):
+    with suppress(OSError):  # there are none, or they are somebody else's
         os.utime(_times_file(shape_to_time(config)), (0, 0))
     time_candidates.cache_clear()
 

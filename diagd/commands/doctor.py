@@ -21,13 +21,7 @@ import torch
 from diagd.backends.devices import cpu_features, device_of
 from diagd.backends.native.compiler import find_compiler
 from diagd.backends.native.library import cache_folder, candidates_tried, load_library, say_origin
-from diagd.backends.prepare import (
-    BUSY_SHARE,
-    choose_backend,
-    choose_dtype,
-    time_again,
-    time_candidates,
-)
+from diagd.backends.prepare import BUSY_SHARE, choose_dtype, time_again, time_candidates
 from diagd.backends.triton.model import why_not_on
 from diagd.benchmark.options import DoctorOptions
 from diagd.console import make_console, print_table, waiting
@@ -140,8 +134,8 @@ def choices(device: torch.device, model: str) -> dict[str, Any]:
             why = f"multiplied by {torch.cuda.get_device_name(device)}"
     else:
         timed = time_candidates(config)
-        best = choose_backend("auto", device, name, config)
-        backend = best, "the fastest of the candidates in this type"
+        best = min((one for one in timed if one.dtype == name), key=lambda one: one.times.cost)
+        backend = best.backend, "the fastest of the candidates in this type"
         why = "bfloat16 where that takes a tenth less time than float32"
     return {
         "backend": {"name": backend[0], "why": backend[1]},
