@@ -135,6 +135,7 @@ class TrainingRun:
         accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
         self.accelerator, where = accelerator, (accelerator.device, accelerator.process_index)
         self.loss = MixtureLoss(options, model.config, *where)
+        self.is_compiled = self.loss.is_compiled
         optimizers = make_optimizers(model, options)
         if accelerator.is_fsdp2 and len(optimizers) > 1:  # accelerate would save one of them
             raise ValueError(
@@ -210,7 +211,7 @@ class TrainingRun:
 
     def take_step(self) -> Tensor:
         """Lower the loss by one optimiser step; return it, NaN unless gradients were finite."""
-        if not self.loss.is_compiled:  # for a number of threads, and for another one anew
+        if not self.is_compiled:  # for a number of threads, and for another one anew
             follow_free_cores()
         value = self._backward()
         for optimizer in self.optimizers:
