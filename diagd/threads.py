@@ -46,15 +46,16 @@ class _Threads:
     """PyTorch has a number for each thread that computes; new ones begin with what was set last."""
 
     def __init__(self) -> None:
-        self.most = number = torch.get_num_threads()
-        self.neighbours = Neighbours()
+        self.most = self.number = torch.get_num_threads()
+        self.neighbours, self.looked = Neighbours(), time.monotonic()
+        # numbers that PyTorch takes by itself
         alone = len(self.neighbours.cores), os.cpu_count(), psutil.cpu_count(logical=False)
-        self.is_chosen = number not in alone or not os.environ.keys().isdisjoint(_CHOSEN_BY)
-        self.number, self.looked = number, time.monotonic()
+        self.is_chosen = self.most not in alone or not os.environ.keys().isdisjoint(_CHOSEN_BY)
         self.process = os.getpid()  # PyTorch's threads do not come along into a fork
         self.here = threading.local()
 
     def follow(self) -> None:
+        """Give PyTorch, in this thread, as many threads as there are free cores, one at least."""
         now, here = time.monotonic(), self.here
         if self.is_chosen or now < getattr(here, "due", 0.0):
             return
@@ -72,23 +73,15 @@ class _Threads:
         here.number = self.number
 
     def when_idle(self) -> int:
+        """Return how many threads PyTorch has, or would have if no other program computed."""
         found = torch.get_num_threads()
         return self.most if not self.is_chosen and found == self.number else found
 
+    def origin(self) -> str:
+        """Return, in words, why there are so many."""
+        return "as set" if self.is_chosen else "by the cores that are free"
+
 
 _threads = _Threads()
-
-
-def follow_free_cores() -> None:
-    """Give PyTorch as many threads, in this one, as there are free cores; ask before every step."""
-    _threads.follow()
-
-
-def threads_from() -> str:
-    """Return who chose the number of threads, in words."""
-    return "as set" if _threads.is_chosen else "by the cores that are free"
-
-
-def threads_when_idle() -> int:
-    """Return how many threads PyTorch has, or would have if no other program computed."""
-    return _threads.when_idle()
+follow_free_cores, threads_when_idle = _threads.follow, _threads.when_idle
+threads_from = _threads.origin

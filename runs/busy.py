@@ -1,14 +1,13 @@
 """Measure decoding, training and play beside busy processes, with PyTorch's threads set and not.
 
-Every case is a process of its own: our kernels, PyTorch's, a model of transformers, training, and
-frames as `diagd play` shows them. "free" is what diagd does, "N set" what PyTorch alone would.
-Leave the machine alone but for this; rows of other loads stay in the file.
+Our kernels, PyTorch's, a model of transformers, training, and frames as `diagd play` shows them.
+"free" is what diagd does: as many threads as others leave cores free; "2 set" is what PyTorch does
+by itself on two cores. Both take turns in one process. Leave the machine alone but for this.
 
-    python runs/busy.py --busy 0 --out docs/results/zen5/busy.json    # and --busy 1, --busy 4
+    python runs/busy.py --out docs/results/zen5/busy.json
 """
 
 import itertools
-import json
 import os
 import statistics
 import subprocess
@@ -25,19 +24,18 @@ import transformers
 import tyro
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 import diagd
+from diagd import threads
 from diagd.data.video import read_video
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
 from diagd.decoding.teacher_forcing import teacher_view
 from diagd.families.checkpoints import model_path
 from diagd.families.presets import PRESETS
-from diagd.files import read_json_object, write_json
+from diagd.files import write_json
 from diagd.models.transformer import Transformer
 from diagd.system import provenance
-from diagd.threads import follow_free_cores
 from diagd.training.mixture import ViewLoss
 
 SPIN = "while True: pass"
@@ -51,57 +49,59 @@ class Options:
 
     out: Path | None = None  # a JSON file
     busy: tuple[int, ...] = (0, 1, 4)  # busy processes beside it
-    threads: tuple[int, ...] = (0, os.cpu_count() or 1)  # 0: as diagd has it; else set
-    works: tuple[str, ...] = ("native", "eager", "hugging face", "training", "play")
-    rounds: int = 2  # in which the cases take turns
-    seconds: float = 3.0  # of each measurement, which is a frame or a step at least
-    work: str | None = None  # measure this here and now, which is what the processes do
+    works: tuple[str, ...] = ("native", "hugging face", "play", "training", "eager")
+    seconds: float = 12.0  # of each work beside each number of processes; two turns at least
 
 
 def main(options: Options) -> None:
     """Measure every case, and print the median milliseconds of a frame, or of a step."""
     rows: list[dict[str, Any]] = []
-    if options.work is not None:
-        print(json.dumps(_measure(WORKS[options.work](options.work), options.seconds)))
-        return
-    cases = list(itertools.product(options.busy, options.works, options.threads))
-    found: dict[tuple[int, str, int], dict[str, list[float]]] = {case: {} for case in cases}
-    for busy, work, threads in track(cases * options.rounds):
-        with _neighbours(busy):
-            took = _run(work, threads, options.seconds)
-        for name, ms in took.items():
-            found[busy, work, threads].setdefault(name, []).extend(ms)
-        rows = [
-            {
-                "busy": busy,
-                "work": work,
-                "threads": f"{threads} set" if threads else "free",
-                "ms": ms,
-            }
-            for (busy, work, threads), ms in found.items()
-        ]
-        if options.out is not None:  # after each, for this takes minutes
-            _write(options.out, rows)
-    _print(rows if options.out is None else read_json_object(options.out)["rows"])
+    for name in options.works:
+        work = WORKS[name](name)
+        for run in reversed(work.values()):  # warms up
+            run()
+        for busy in options.busy:
+            with _neighbours(busy):
+                for setting, ms in _measure(work, options.seconds).items():
+                    rows.append({"work": name, "busy": busy, "threads": setting, "ms": ms})
+            if options.out is not None:  # after each, for this takes minutes
+                write_json(options.out, {**_about(), "rows": rows}, indent=1)
+    _print(rows)
 
 
-def _write(path: Path, rows: list[dict[str, Any]]) -> None:
-    before = read_json_object(path)["rows"] if path.is_file() else []
-    loads = {row["busy"] for row in rows}
-    rows = [row for row in before if row["busy"] not in loads] + rows
-    rows.sort(key=lambda row: row["busy"])  # stable
-    write_json(path, {**provenance(torch.device("cpu")), "rows": rows}, indent=1)
+def _about() -> dict[str, Any]:
+    return {**provenance(torch.device("cpu")), "threads": threads.threads_when_idle()}
+
+
+def _measure(work: Work, seconds: float) -> dict[str, dict[str, list[float]]]:
+    """Return milliseconds by setting and name; settings take turns."""
+    rule, most = threads._threads, os.cpu_count() or 1
+    took: dict[str, dict[str, list[float]]] = {}
+    began = time.monotonic()
+    for turn in itertools.count():
+        if turn >= 2 and turn % 2 == 0 and time.monotonic() - began > seconds:
+            break
+        rule.is_chosen = turn % 2 == 1
+        torch.set_num_threads(most if rule.is_chosen else rule.number)
+        of_turn = took.setdefault(f"{most} set" if rule.is_chosen else "free", {})
+        for name, run in work.items():
+            since = time.perf_counter()
+            run()
+            ms = round(1000 * (time.perf_counter() - since), 1)
+            of_turn.setdefault(name, []).append(ms)
+    rule.is_chosen = False
+    torch.set_num_threads(rule.number)
+    return took
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    table = Table(
-        "work", "threads", *(f"{n} busy" for n in {r["busy"]: 0 for r in rows}), box=SIMPLE
-    )
+    loads = list(dict.fromkeys(row["busy"] for row in rows))
+    table = Table("work", "threads", *(f"{busy} busy" for busy in loads), box=SIMPLE)
     cells: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        for name, took in row["ms"].items():
+        for name, ms in row["ms"].items():
             key = f"{row['work']}, {name}", row["threads"]
-            cells.setdefault(key, []).append(f"{statistics.median(took):.1f}" if took else "-")
+            cells.setdefault(key, []).append(f"{statistics.median(ms):.0f}")
     for key, numbers in cells.items():
         table.add_row(*key, *numbers)
     Console().print(table)
@@ -111,31 +111,12 @@ def _print(rows: list[dict[str, Any]]) -> None:
 def _neighbours(count: int) -> Iterator[None]:
     beside = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(count)]
     try:
+        time.sleep(1.5 * threads.LOOK_S)  # so that the next look is at them
         yield
     finally:
         for process in beside:
             process.kill()
             process.wait()
-
-
-def _run(work: str, threads: int, seconds: float) -> dict[str, list[float]]:
-    command = [sys.executable, __file__, "--work", work, "--seconds", str(seconds)]
-    chosen = {"OMP_NUM_THREADS": str(threads)} if threads else {}
-    done = subprocess.run(command, capture_output=True, check=True, env={**os.environ, **chosen})
-    return json.loads(done.stdout)
-
-
-def _measure(work: Work, seconds: float) -> dict[str, list[float]]:
-    for run in reversed(work.values()):  # warms up
-        run()
-    took: dict[str, list[float]] = {}
-    for name, run in work.items():
-        began = time.perf_counter()
-        while not took.get(name) or time.perf_counter() - began < seconds:
-            since = time.perf_counter()
-            run()
-            took.setdefault(name, []).append(round(1000 * (time.perf_counter() - since), 1))
-    return took
 
 
 def _world(backend: str) -> Work:
@@ -176,7 +157,7 @@ def _training(_: str) -> Work:
     tokens = torch.randint(config.image_vocab_size, (4, length))
 
     def step() -> None:
-        follow_free_cores()  # as the training loop does
+        threads.follow_free_cores()  # as the training loop does
         model.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
             value = loss(model, tokens)
