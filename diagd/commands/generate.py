@@ -251,11 +251,11 @@ def _settings(options: GenerateOptions) -> dict[str, Any]:
 def _decided(options: GenerateOptions, before: list[dict[str, Any] | None]) -> GenerateOptions:
     """Decide for all workers what `auto` is: what it was for the videos that are there."""
     known: dict[str, Any] = next((record for record in before if record), {})
-    dtype, backend = known.get("dtype", options.dtype), known.get("backend", options.backend)
-    dtype, backend = decide(
-        options.model, device_of(options.device), dtype, backend, options.config
-    )
-    return replace(options, dtype=dtype, backend=backend)
+    decided = known.get("dtype", options.dtype), known.get("backend", options.backend)
+    device = torch.device(options.device)
+    if device.type == "cpu" or torch.cuda.is_available():  # else workers of a cluster have one
+        decided = decide(options.model, device, *decided, options.config)
+    return replace(options, dtype=decided[0], backend=decided[1])
 
 
 def _read_record(name: str, out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:

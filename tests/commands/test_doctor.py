@@ -38,7 +38,8 @@ def test_the_document_holds_what_is_said(command):
     assert set(document["extras"]) == set(EXTRAS)
     assert (document["frames_per_second"], document["gpu"]) == ({}, None)
     versions = f"{facts['python']}, diagd {facts['diagd']}, torch"
-    for text in (versions, chosen["backend"]["why"], *document["warnings"]):
+    threads = f"{facts['cores_allowed']:g} cores, {facts['threads_from']}; others use"
+    for text in (versions, threads, chosen["backend"]["why"], *document["warnings"]):
         assert text in outcome.err
 
 
