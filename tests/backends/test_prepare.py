@@ -63,6 +63,7 @@ def timing(tmp_path, monkeypatch):
         timing.count += 1
         return {name: StepTimes(timing.count, 2.0) for name in models}
 
+    monkeypatch.setattr(backends, "BUSY_SHARE", 0.3)
     monkeypatch.setattr(backends, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(backends, "time_steps", time_steps)
     monkeypatch.setattr(backends, "Neighbours", lambda: timing)

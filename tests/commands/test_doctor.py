@@ -96,7 +96,8 @@ def test_auto_is_what_was_measured_to_be_fastest(costs, backend, dtype, fastest,
     assert prepare.prepare(model)[1] == backend
 
 
-def test_a_busy_machine_and_too_many_threads_are_warned_of():
+def test_a_busy_machine_and_too_many_threads_are_warned_of(monkeypatch):
+    monkeypatch.setattr(doctor, "BUSY_SHARE", 0.3)
     assert _warnings(QUIET, BUILT) == []
     (busy,) = _warnings(QUIET | {"used_by_others": 0.6}, BUILT)
     assert "other programs use 60% of the processor" in busy
