@@ -28,6 +28,7 @@ from rich.table import Table
 
 import diagd
 from diagd import threads
+from diagd.backends.names import Backend
 from diagd.data.video import read_video
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
 from diagd.decoding.teacher_forcing import teacher_view
@@ -119,7 +120,7 @@ def _neighbours(count: int) -> Iterator[None]:
             process.wait()
 
 
-def _world(backend: str) -> Work:
+def _world(backend: Backend) -> Work:
     world = diagd.VideoGenerator.from_pretrained("doom", backend=backend)
     frames = read_video(model_path("doom") / "prompt.mp4").frames[-2:]
 
@@ -176,7 +177,7 @@ def _play(_: str) -> Work:
     return {strategy: lambda frames=frames: next(frames) for strategy, frames in streams.items()}
 
 
-WORKS: dict[str, Callable[[str], Work]] = {
+WORKS: dict[str, Callable[[Any], Work]] = {
     "native": _world,
     "eager": _world,
     "hugging face": _hugging_face,

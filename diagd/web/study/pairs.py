@@ -189,7 +189,8 @@ def _remember(options: StudyOptions) -> dict[str, Backend]:
     path = options.pairs / "made.json"
     is_begun = path.is_file() and any(options.pairs.glob("*/pair_*.mp4"))
     known = read_json_object(path) if is_begun else made
-    if (backends := known.pop("backends", None)) is None:
+    backends: dict[str, Backend] | None = known.pop("backends", None)
+    if backends is None:
         systems, cpu = options.parsed_systems(), torch.device("cpu")
         backends = {name: decide(model, cpu, "float32", "auto")[1] for name, model, _ in systems}
     if known != made:
