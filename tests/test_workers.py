@@ -90,15 +90,13 @@ def test_who_does_not_know_the_token_runs_no_code_in_workers():
     tasks = do_tasks([2, 4], partial(Halver, 0), Pool(workers=2, worker_cpus=0.5))
     next(tasks)
     ray = importlib.import_module("ray")
-    address, pipes = ray.get_runtime_context().gcs_address, {"stdout": PIPE, "stderr": PIPE}
+    command = [sys.executable, "-c", STRANGER, ray.get_runtime_context().gcs_address]
     ours = {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
 
     known = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     others = {"RAY_AUTH_MODE": "disabled"}, ours | {"RAY_AUTH_TOKEN": 64 * "0"}
     visits = [
-        subprocess.Popen(
-            [sys.executable, "-c", STRANGER, address], env=known | env, text=True, **pipes
-        )
+        subprocess.Popen(command, env=known | env, text=True, stdout=PIPE, stderr=PIPE)
         for env in (*others, ours)
     ]
     said = [visit.communicate(timeout=200)[0] for visit in visits]
