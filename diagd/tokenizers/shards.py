@@ -21,7 +21,7 @@ from torch import Tensor
 from diagd.console import progress
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import one_thread_workers, read_video
-from diagd.files import list_files, naming, write_bytes, write_text
+from diagd.files import list_files, naming, note_left_out, write_bytes, write_text
 from diagd.system import clip_fingerprint
 from diagd.tokenizers.vq import VQTokenizer
 
@@ -52,7 +52,9 @@ class TokenClips:
 
 def find_clips(folder: Path) -> list[Path]:
     """List the videos of a folder by name; FileNotFoundError without any."""
-    if not (paths := list_files(folder, "folder of clips", (".mp4",))):
+    paths, others = list_files(folder, "folder of clips", (".mp4",))
+    note_left_out(folder, others)
+    if not paths:
         raise FileNotFoundError(f"no .mp4 clips in {folder}")
     return paths
 
