@@ -69,13 +69,14 @@ wheels:
 	python runs/wheels.py
 
 # what a release publishes for this platform, installed into fresh environments and run without a
-# compiler; needs the packages of [dev], and downloads the dependencies anew
+# compiler, and every install line of the documentation; needs the packages of [dev], and downloads
+# the dependencies anew
 HERE = $(shell python -c "import runs.wheels; print(runs.wheels.this_platform())")
 release-check:
 	rm -rf build/release
 	python runs/wheels.py --platforms $(HERE) --out build/release
 	python -m build --sdist --outdir build/release
-	python runs/release_check.py --dist build/release
+	python runs/release_check.py --dist build/release --install-lines
 
 bench:
 	bash runs/bench_cpu.sh

@@ -8,6 +8,7 @@ modules import nothing that computes (no PyTorch), before it.
 import contextlib
 import difflib
 import importlib
+import io
 import json
 import os
 import re
@@ -116,6 +117,9 @@ COMMANDS = {
 def main() -> None:
     """Run `diagd COMMAND [flags]`."""
     name, *flags = sys.argv[1:] or [""]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # letters that its encoding has not become escapes
+            stream.reconfigure(errors="backslashreplace")
     try:
         if not sys.argv[1:]:
             print(TOUR)
@@ -230,10 +234,14 @@ usage: diagd COMMAND [flags]      diagd COMMAND --help      diagd --version
 
 {table}
 
-Every command takes --json (stdout is one JSON document) and --threads N.
+Every command takes --json (stdout is one JSON document, {{"error": ...}} of an
+error) and --threads N.
 diagd --completion bash (or zsh) prints a script that completes flags with Tab."""
 
 
 def _fail(message: str) -> NoReturn:
-    print("error:", shorten(" ".join(message.split())), file=sys.stderr)
+    line = " ".join(shorten(message).split())
+    if "--json" in sys.argv:
+        print(json.dumps({"error": line}), flush=True)
+    print("error:", line, file=sys.stderr)
     sys.exit(2)

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch._utils import _rebuild_parameter, _rebuild_tensor_v2
 
-from diagd.files import naming, replacing, require_file
+from diagd.files import naming, replacing, require_file, utf8_path
 
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _DTYPES |= {torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"}
@@ -30,8 +30,9 @@ _DTYPES |= {torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"}
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, or raise ValueError where it is none."""
-    with naming(f"{path}: not a valid safetensors file", SafetensorError):
-        return load_file(require_file(path))
+    damage = f"{path}: not a valid safetensors file"
+    with naming(damage, SafetensorError), utf8_path(require_file(path)) as known:
+        return load_file(known)
 
 
 def check_storable(weights: Mapping[str, Tensor]) -> None:
@@ -134,7 +135,11 @@ def read_torch_file(path: str | Path) -> dict[str, Any]:
     with path.open("rb") as file:
         is_archive = file.read(4) == b"PK\x03\x04"
     try:  # before torch 1.6 files were no archives; of those, tensors and no other objects are read
-        content = _read_archive(path) if is_archive else torch.load(path, "cpu", weights_only=True)
+        with utf8_path(path) as known:
+            if is_archive:
+                content = _read_archive(known)
+            else:
+                content = torch.load(known, "cpu", weights_only=True)
     except _RefusedFileError as error:
         raise ValueError(f"{path}: {error}") from None
     except UNPICKLING_ERRORS as error:

@@ -30,7 +30,7 @@ from diagd.data.video import read_video
 from diagd.families.checkpoints import model_path
 threads, backend, repeats = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 torch.set_num_threads(threads)
-world = diagd.VideoGenerator.from_pretrained("doom", backend=backend)
+world = diagd.VideoGenerator.from_pretrained("doom", dtype="float32", backend=backend)
 frames = read_video(model_path("doom") / "prompt.mp4").frames[-4:]
 def seconds(strategy, count):
     walk = ["forward"] * count

@@ -6,14 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib import pyplot
 
 from diagd.files import (
     copy_whole,
     list_files,
     note_left_out,
     read_json_lines,
+    read_json_object,
+    read_lines,
     replacing,
     rewind_log,
+    save_figure,
     write_json,
     write_text,
 )
@@ -145,6 +149,53 @@ def test_an_empty_file_has_no_lines_and_a_missing_one_is_an_error(tmp_path):
     assert read_json_lines(tmp_path / "log.jsonl") == []
     with pytest.raises(FileNotFoundError):
         read_json_lines(tmp_path / "none.jsonl")
+
+
+MARK = b"\xef\xbb\xbf"
+
+
+def test_a_line_ends_at_a_newline_and_the_last_ones_may_be_blank(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_bytes(MARK + "a\u2028b\r\n\nc\x85d\x0b\x0c\x1ce\rf\n\r\n \n\n".encode())
+    assert read_lines(path, "texts") == ["a\u2028b", "", "c\x85d\x0b\x0c\x1ce\rf"]
+    path.write_bytes(b"\n")
+    assert read_lines(path, "texts") == []
+
+
+def test_json_has_marks_and_blank_ends_as_texts_have(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(MARK + '{"a": "b\u2028\x85"}\r\n\r\n'.encode())
+    assert read_json_object(path) == {"a": "b\u2028\x85"}
+    assert read_json_lines(path) == [{"a": "b\u2028\x85"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("maus".encode("utf-16"), " but in UTF-16"),
+        ("maus".encode("utf-16-le"), ""),
+        ("mäuse".encode("latin-1"), ""),
+    ],
+)
+def test_a_text_in_another_encoding_is_one_line(content, reason, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(content)
+    for read in (lambda: read_lines(path, "texts"), lambda: read_json_object(path)):
+        with pytest.raises(ValueError, match=rf"^{path} is no text file in UTF-8{reason}$"):
+            read()
+
+
+def test_a_file_holds_escapes_of_names_that_are_not_utf8(tmp_path):
+    name = os.fsdecode(b"caf\xe9")
+    write_text(tmp_path / "a", f"<td>{name}</td>")
+    assert (tmp_path / "a").read_bytes() == rb"<td>caf\udce9</td>"
+    figure, axis = pyplot.subplots()
+    axis.plot([1, 2], label=name)
+    axis.set_title(name)
+    axis.legend(title=name)
+    save_figure(figure, tmp_path / "a.png")
+    pyplot.close(figure)
+    assert (tmp_path / "a.png").read_bytes()[1:4] == b"PNG"
 
 
 def test_a_log_is_cut_back_to_a_step(tmp_path):

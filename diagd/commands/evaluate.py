@@ -2,14 +2,14 @@
 
 Every clip is continued from its first frames under its recorded actions, by each model with each
 strategy and the same seed. Raster, the tokenizer's reconstruction and a copy of the last given
-frame are always in. A killed run goes on; `diagd report` turns results.jsonl into a page.
+frame are always in. A killed run resumes; `diagd report` turns results.jsonl into a page.
 
 Of a model of images every strategy makes an image of a text or a class under the same noise, and
 raster's stands in for the truth. A strategy's price is what raster's own tokens cost under its
 schedule, with the guidance under which they were drawn.
 
     diagd evaluate --clips work/doom/heldout --num-clips 64 --out work/study
-    diagd evaluate --model Janus-Pro-1B --prompts texts.txt --out work/janus
+    diagd evaluate --model deepseek-ai/Janus-Pro-1B --prompts p.txt --out out
 """
 
 import json
@@ -54,20 +54,26 @@ from diagd.evaluation.results import (
     read_results,
     video_path,
 )
-from diagd.families.checkpoints import model_path
+from diagd.families.checkpoints import find_model, model_path
 from diagd.families.clip_files import Clip, find_clips
 from diagd.files import read_lines
 from diagd.metrics import quality
 from diagd.metrics.perceptual import ImageFeatures, Lpips, VideoFeatures
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.prompts import seed_of
+from diagd.pipeline.world_folder import check_strategy
 from diagd.system import clip_fingerprint, fingerprint, provenance
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from diagd.workers import do_tasks
 
 
-def choose_clips(clips: Path, num_clips: int | None, seed: int) -> list[str]:
-    """Draw clips of a folder, or prompts of a file; a larger draw of one seed has the smaller."""
+def choose_clips(
+    clips: Path, num_clips: int | None, seed: int, limit: int | None = None
+) -> list[str]:
+    """Draw clips of a folder, or prompts of a file; a larger draw of one seed has the smaller.
+
+    Without a number all that are there are drawn, up to the `limit`.
+    """
     what = "clips"
     if clips.is_dir():
         names = list(find_clips(clips))
@@ -77,7 +83,8 @@ def choose_clips(clips: Path, num_clips: int | None, seed: int) -> list[str]:
             raise ValueError(f"{clips}: expected a text or a class a line, got none")
         if twice := [name for place, name in enumerate(names) if name in names[:place]]:
             raise ValueError(f"{clips}: {twice[0]!r} is there twice")
-    num_clips = len(names) if num_clips is None else num_clips
+    if num_clips is None:
+        num_clips = min(len(names), limit or len(names))
     if not 1 <= num_clips <= len(names):
         raise ValueError(f"expected a number of {what} from 1 to {len(names)}, got {num_clips}")
     places = list(range(len(names)))
@@ -241,11 +248,10 @@ class ClipMeter:
         if options.revisit and world.vocabulary is not None:
             coming = walk(*options.revisit_actions, idle_action(world.vocabulary), options.revisit)
         return world.generate(
-            clip.frames[:given],
+            world.read_prompt(clip.frames[:given], between),
             coming and list(islice(cycle(coming), num_frames)),
             num_frames,
             strategy=strategy,
-            context_actions=between,
             sampling=options.drawing(world.defaults),
             seed=seed_of(clip.name, options.seed),
         )
@@ -376,8 +382,13 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     dtype = choose_dtype(options.dtype, device)
     fingerprints = {label: fingerprint(model_path(name)) for label, name in models.items()}
     of_images = options.of_images
-    count = options.num_clips if of_images else options.lengths.num_clips
-    clips = choose_clips(options.clips, count, options.seed)
+    limit = None if of_images else options.lengths.num_clips
+    clips = choose_clips(options.clips, options.num_clips, options.seed, limit)
+    for name in models.values():
+        found = find_model(name)
+        options.drawing(found.family.defaults(found))
+        for strategy in options.strategies():
+            check_strategy(found, strategy)
     if options.revisit:
         clips_after(options.clips, clips[0])  # or there is no chance
     meter = ClipMeter(options, dtype)
@@ -429,16 +440,20 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
                     num_measured += 1
     if not (results := read_results(path)).clips:
         raise ValueError(next(iter(failed.values())))
-    table = compare(results)
+    table, notes = compare(results), list[str]()
     console = make_console()
     table.print(console)
+    if limit is not None and len(clips) < limit:
+        there = f"all {len(clips)} clips of {options.clips}"
+        notes.append(f"{there}: the protocol {options.protocol} has {limit}")
+        console.print(f"note: {notes[0]}")
     for clip, why in failed.items():
         console.print(f"{clip} could not be measured: {why}")
     return {
         "results": str(path),
         "measured": num_measured,
         "failed": failed,
-        "notes": table.notes,
+        "notes": [*notes, *table.notes],
         "rows": table.rows,
     }
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diagd.checks import brief
 from diagd.files import naming, parse_object, read_json_object, read_lines, write_json, write_text
 
 # One action a frame: `forward*8,left*4`, or (T,) names or integers, indices into `codec.names`
@@ -123,7 +124,7 @@ def as_actions(given: Actions, codec: ActionCodec, num_frames: int | None = None
         if isinstance(value, bool) or not isinstance(value, str | int | np.integer):
             raise ValueError(
                 "actions must be a string such as forward*8,left*4, names, or (T,) integers, "
-                f"got {values if value is None else value!r}"
+                f"got {brief(values if value is None else value)}"
             )
         if isinstance(value, str):
             codec.tokens_of(value)

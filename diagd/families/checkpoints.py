@@ -17,6 +17,7 @@ import yaml
 from huggingface_hub import HfApi, errors, snapshot_download
 from torch import Tensor
 
+from diagd.checks import brief
 from diagd.data.actions import ActionCodec, ActionVocabulary
 from diagd.families import presets, table
 from diagd.families.defaults import GenerationDefaults
@@ -26,6 +27,7 @@ from diagd.files import (
     copy_whole,
     naming,
     read_json_object,
+    read_text,
     require_file,
     require_folder,
     write_json,
@@ -47,6 +49,7 @@ from diagd.weight_files import (
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE = "tokenizer", "actions.json", "generation.json"
 TEXT_FOLDER = "text"
+_EXPECTED = f"expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}"
 _TEXT_FILES = {".json", ".jinja", ".model", ".txt"}  # suffixes of what a text tokenizer consists of
 # Raised where tensors and configs have other shapes and types than a family's.
 _MISFITS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError
@@ -88,6 +91,8 @@ def find_model(name_or_path: str | Path, config: str | Path | None = None) -> Ch
     if path.name == WEIGHTS_FILE and (side or path.with_name(CONFIG_FILE)).is_file():
         path = path.parent if _is_ours(path.parent, side) else path
     if path.is_dir() and _is_ours(path, side):
+        if not any((path / name).is_file() for name in (CONFIG_FILE, WEIGHTS_FILE)):
+            raise FileNotFoundError(f"{path} holds no model: {_EXPECTED}, or a released checkpoint")
         own_config = read_config(side or path / CONFIG_FILE)
         weights = read_weights(path / WEIGHTS_FILE)
         return Checkpoint(OWN, path / WEIGHTS_FILE, own_config, weights, Source(weights))
@@ -115,9 +120,9 @@ def model_path(name_or_path: str | Path) -> Path:
                 f"{_hub_reason(error)}"
             ) from None
     raise FileNotFoundError(
-        f"no model at {name!r}: expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}, a "
-        f"released checkpoint, a bundled model ({', '.join(available_models()) or 'none installed'}"
-        "), or user/name on the Hugging Face Hub"
+        f"no model at {name!r}: {_EXPECTED}, a released checkpoint, a bundled model "
+        f"({', '.join(available_models()) or 'none installed'}), or user/name on the Hugging Face "
+        "Hub"
     )
 
 
@@ -195,9 +200,10 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 def _read_fields(path: Path) -> dict[str, Any]:
     if path.suffix == ".json":
         return read_json_object(path)
+    text = read_text(path)
     damage = ValueError, RecursionError, yaml.YAMLError  # also: too long a number, too deep
     with naming(f"{path}: not valid YAML", damage):
-        values = yaml.safe_load(require_file(path).read_text(encoding="utf-8"))
+        values = yaml.safe_load(text)
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a YAML object, got {type(values).__name__}")
     return values
@@ -259,7 +265,7 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
     if kind not in list(loaders):  # which may be no string
         raise ValueError(
             f"{folder / CONFIG_FILE}: expected kind {', '.join(loaders)} or _class_name VQModel, "
-            f"got {kind!r}"
+            f"got {brief(kind)}"
         )
     return loaders[kind](folder)
 
@@ -272,7 +278,7 @@ def load_text(found: Checkpoint) -> TextPrompts | None:
     kind = read_json_object(config).get("model_type")
     forms = {kind: one.text for one in table.FAMILIES if one.text for kind in one.text.kinds}
     if kind not in forms:
-        raise ValueError(f"{config}: expected model_type {', '.join(forms)}, got {kind!r}")
+        raise ValueError(f"{config}: expected model_type {', '.join(forms)}, got {brief(kind)}")
     require_file(folder / "tokenizer.json", "text tokenizer")
     with naming(f"{folder}: no text tokenizer of {kind}", (*_MISFITS, OSError)):
         return forms[kind].load(folder, found)

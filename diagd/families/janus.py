@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from diagd.checks import brief
 from diagd.families.defaults import image_defaults
 from diagd.families.family import Checkpoint, Family, Source, TextFolder
 from diagd.families.presets import JANUS as PRESETS
@@ -43,7 +44,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         raise ValueError("expected a config.json beside it that has text_config")
     text = {"max_position_embeddings": 2048} | text  # a config omits what is as transformers has it
     if (activation := (side.get("vq_config") or {}).get("hidden_act", "gelu")) != "gelu":
-        raise ValueError(f"hidden_act of vq_config must be gelu, got {activation!r}")
+        raise ValueError(f"hidden_act of vq_config must be gelu, got {brief(activation)}")
     language = tensors_under("model.language_model.", tensors)
     weights = {f"model.{name}": tensor for name, tensor in language.items()}
     table, codes = weights[_EMBEDDING], _code_embeddings(tensors)

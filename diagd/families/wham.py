@@ -37,6 +37,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from diagd.checks import brief
 from diagd.data.actions import action_in
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Checkpoint, Family, RecordingFormat, Source, TokenizerFolder
@@ -176,7 +177,7 @@ class ViTVQGANConfig:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if type(value) is not int or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+                raise ValueError(f"{name} must be a positive integer, got {brief(value)}")
         size, head_dim = self.hidden_size, self.head_dim
         if size % head_dim:
             raise ValueError(f"head_dim must divide hidden_size={size}, got {head_dim}")

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from diagd.checks import brief
+
 _MAX_SIZE = 2**28  # a matrix of two such sizes can still be counted in 64 bits
 
 
@@ -137,25 +139,25 @@ class ModelConfig:
 
 def _refuse(is_wrong: object, rule: str, got: object) -> None:
     if is_wrong:
-        raise ValueError(f"{rule}, got {str(got)[:20]}")
+        raise ValueError(f"{rule}, got {got if isinstance(got, str) else brief(got, 20)}")
 
 
 def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
     name, is_bool = field.name, isinstance(value, bool)
     if isinstance(field.default, tuple):
         is_wrong = not isinstance(value, list | tuple) or not all(type(one) is int for one in value)
-        _refuse(is_wrong, f"{name} must be a list of integers", repr(value))
+        _refuse(is_wrong, f"{name} must be a list of integers", brief(value, 20))
     elif choices := get_args(field.type):
         rule = f"{name} must be one of {', '.join(map(repr, choices))}"
-        _refuse(value not in choices, rule, repr(value))
+        _refuse(value not in choices, rule, brief(value, 20))
     elif field.type is bool:
-        _refuse(not is_bool, f"{name} must be true or false", repr(value))
+        _refuse(not is_bool, f"{name} must be true or false", brief(value, 20))
     elif field.type is float:
         is_number = isinstance(value, int | float) and not is_bool
         is_wrong = not is_number or not 0 < value <= sys.float_info.max
-        _refuse(is_wrong, f"{name} must be a finite number above 0", repr(value))
+        _refuse(is_wrong, f"{name} must be a finite number above 0", brief(value, 20))
     else:
         lowest = 0 if field.default == 0 else 1
         is_wrong = is_bool or not isinstance(value, int) or value < lowest
-        _refuse(is_wrong, f"{name} must be an integer of at least {lowest}", repr(value))
+        _refuse(is_wrong, f"{name} must be an integer of at least {lowest}", brief(value, 20))
         _refuse(value > _MAX_SIZE, f"{name} must be at most {_MAX_SIZE}", value)

@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from diagd.data.video import read_video
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
 from diagd.decoding.teacher_forcing import in_sequence
 from diagd.families.clip_files import ClipFile
+from diagd.files import encoded
 from diagd.metrics.quality import psnr
 from diagd.tokenizers.vq import VideoTokenizer
 
@@ -93,23 +95,31 @@ def likeness_notes(tokenizer: VideoTokenizer, folder: Path, frame: Tensor) -> li
     Its tokens keep less of such a frame, (H_px, W_px, 3) uint8 of the world's size, than of the
     prompt in its folder; the model's likelihood does not show it (docs/log.md).
     """
-    own = folder / "prompt.mp4"
-    if not own.is_file() or tokenizer.temporal_compression > 1:
-        return []
-    usual = tokenizer.fit_frames(read_video(own, last=1).frames, *frame.shape[:2])
-    both = torch.cat([frame[None].cpu(), usual])
-    kept = psnr(tokenizer.decode(tokenizer.encode(both)), both).tolist()
-    if kept[0] > kept[1] - FOREIGN_DB:
+    usual = _own_psnr(tokenizer, folder, frame.shape[:2])
+    if usual is None or (kept := _kept(tokenizer, frame[None].cpu())) > usual - FOREIGN_DB:
         return []
     return [
         "the world has learned nothing that looks like this picture, which may dissolve soon "
-        f"(its tokens keep {kept[0]:.0f} dB of it, {kept[1]:.0f} dB of its own prompt)"
+        f"(its tokens keep {kept:.0f} dB of it, {usual:.0f} dB of its own prompt)"
     ]
+
+
+@lru_cache(maxsize=1)
+def _own_psnr(tokenizer: VideoTokenizer, folder: Path, size_px: tuple[int, int]) -> float | None:
+    """Return what tokens keep of a world's own prompt, in dB; None where that cannot be asked."""
+    own = folder / "prompt.mp4"
+    if not own.is_file() or tokenizer.temporal_compression > 1:
+        return None
+    return _kept(tokenizer, tokenizer.fit_frames(read_video(own, last=1).frames, *size_px))
+
+
+def _kept(tokenizer: VideoTokenizer, frame: Tensor) -> float:
+    return psnr(tokenizer.decode(tokenizer.encode(frame)), frame).item()
 
 
 def seed_of(name: str, seed: int) -> int:
     """Return a clip's seed: the same under every strategy and whatever other clips there are."""
-    return (zlib.crc32(name.encode()) + seed) % 2**31
+    return (zlib.crc32(encoded(name)) + seed) % 2**31
 
 
 def is_batch(given: Any) -> bool:

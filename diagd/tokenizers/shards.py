@@ -21,7 +21,16 @@ from torch import Tensor
 from diagd.console import progress
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import one_thread_workers, read_video
-from diagd.files import list_files, naming, note_left_out, write_bytes, write_text
+from diagd.files import (
+    list_files,
+    naming,
+    note_left_out,
+    parse_object,
+    read_lines,
+    utf8_path,
+    write_bytes,
+    write_text,
+)
 from diagd.system import clip_fingerprint
 from diagd.tokenizers.vq import VQTokenizer
 
@@ -79,10 +88,9 @@ def actions_of(
         return ActionVocabulary.load(beside)
     names = {"none"}
     for path in files:
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            # damage is reported by read_actions
-            with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
-                names.add(str(json.loads(line)["action"]))
+        for line in read_lines(path, "action file"):
+            with contextlib.suppress(ValueError, KeyError):  # which read_actions reports
+                names.add(str(parse_object(line)["action"]))
     return ActionVocabulary(tuple(sorted(names, key=lambda name: (name != "none", name))))
 
 
@@ -192,7 +200,7 @@ def read_shards(folder: str | Path) -> TokenClips:
 def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
     damage = SafetensorError, KeyError, RecursionError, ValueError
     with naming(f"{path} is no token shard (corrupt?)", damage):
-        with safe_open(path, "pt") as file:
+        with utf8_path(path) as known, safe_open(known, "pt") as file:
             metadata = file.metadata() or {}
             tokens, actions = file.get_tensor("tokens"), file.get_tensor("actions")
         names = json.loads(metadata["action_names"])

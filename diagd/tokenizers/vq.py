@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from diagd.checks import brief
 from diagd.data.video import resize, stretch
 from diagd.files import naming, read_json_object, write_json
 from diagd.weight_files import assign_weights, check_fit, read_tensors, rename_by, write_weights
@@ -252,11 +253,11 @@ def load_vq_model(
     """
     kind, layers = config.get("_class_name"), config.get("layers_per_block", 1)
     if kind != "VQModel":
-        raise ValueError(f"{path}: _class_name must be VQModel, got {kind!r}")
+        raise ValueError(f"{path}: _class_name must be VQModel, got {brief(kind)}")
     if not isinstance(layers, int) or layers > len(weights):
         raise ValueError(
             f"{path}: layers_per_block must be at most the {len(weights)} tensors of {where}, "
-            f"got {repr(layers)[:20]}"
+            f"got {brief(layers)}"
         )
     vq_model = vq_model_class()
     misfits = TypeError, ValueError, RuntimeError, ArithmeticError

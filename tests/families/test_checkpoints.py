@@ -131,7 +131,7 @@ def test_a_missing_file_is_named(name, folder):
     ("text", "message"),
     [
         ("{", r"config\.json: not valid JSON: Expecting property name"),
-        ("\udcff", r"config\.json: not valid JSON: 'utf-8' codec"),
+        ("\udcff", r"config\.json is no text file in UTF-8$"),
         ("[1]", r"config\.json: expected a JSON object, got list"),
         (
             '{"depth": 3}',
@@ -246,7 +246,7 @@ def test_weights_that_a_type_cannot_hold_are_refused(folder):
         ({"hidden_size": 2**28, "intermediate_size": 2**28}, "mis-shaped tensors"),
         ({"num_heads": 2**27, "num_kv_heads": 2**27}, r"num_heads \* head_dim must be at most"),
         ({"vocab_size": 2**62}, "vocab_size must be at most 268435456"),
-        ({"rope_theta": 10**400}, "rope_theta must be a finite number above 0, got 1000"),
+        ({"rope_theta": 10**400}, "rope_theta must be a finite number above 0, got 1329-bit int"),
     ],
 )
 def test_sizes_that_lie_are_refused_before_anything_is_allocated(folder, changes, message):

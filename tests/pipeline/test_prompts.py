@@ -205,7 +205,7 @@ def corridor(height, width):
 
 
 def test_a_picture_unlike_all_that_the_world_learned_is_noted(command, tmp_path):
-    world = diagd.VideoGenerator.from_pretrained("doom")
+    world = diagd.VideoGenerator.from_pretrained("doom", dtype="float32")
     folder = model_path("doom")
     scenes = sorted((folder / "scenes").glob("*.mp4"))
     for scene in scenes:
@@ -218,6 +218,13 @@ def test_a_picture_unlike_all_that_the_world_learned_is_noted(command, tmp_path)
         (note,) = likeness_notes(world.tokenizer, folder, foreign)
         assert "learned nothing that looks like this picture" in note
     write_image(tmp_path / "corridor.png", corridor(height, width))
+    foreign, walk = corridor(height, width), ["forward"]
+    with pytest.warns(UserWarning, match="learned nothing that looks like this picture") as told:
+        world.generate(torch.stack([foreign, foreign])[:, None], [walk, walk], 1)
+    assert [(one.filename, len(told)) for one in told] == [(__file__, 1)]  # where it was called
+    with pytest.warns(UserWarning, match="learned nothing that looks like this picture"):
+        world.stream(foreign, walk)
+    world.generate(scenes[0], walk, 1)  # a warning would be an error
     flags = "--prompt", tmp_path / "corridor.png", "--frames", 1, "--raster-frames", 0
     outcome = command("generate", *flags, "--output", tmp_path / "a.mp4", "--json")
     assert outcome.code == 0, outcome.err

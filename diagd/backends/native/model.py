@@ -27,7 +27,7 @@ from diagd.backends.native.boundary import (
 from diagd.backends.native.library import load_library
 from diagd.backends.native.weights import NativeDType, NativeWeights
 from diagd.decoding.engine import BLOCK, whole_blocks
-from diagd.decoding.model import CausalModel, ModelShape, StepFunction, StepParts
+from diagd.decoding.model import CausalModel, ModelShape, Step, StepFunction
 from diagd.decoding.sampling import Draw
 from diagd.models.attention import SlotRule, check_cache_fits, check_sizes
 from diagd.models.transformer import Transformer, shape_of
@@ -177,10 +177,10 @@ class NativeModel(CausalModel):
             raise ValueError(f"valid ids must be in [0, {vocab}) and not none at all")
         return drawn
 
-    def make_step(self, step: StepParts) -> StepFunction:
+    def make_step(self, step: Step) -> StepFunction | None:
         """Fuse a plain step into one call (`csrc/fused_step.cpp`), to the same bits."""
         if not step.is_plain:
-            return step.run
+            return None
         buffers, ranges = step.buffers, step.ranges
         check_space(buffers, ranges, self.vocab_size)
         batch, num_slots = buffers.tokens.shape

@@ -76,7 +76,7 @@ class Session:
         self.history: list[FrameRecord] = []
         self.num_steps = 0  # of the newest frame
         # the step that wrote each of its tokens, in raster order; of exact decoding, made it final
-        self.written_at: tuple[int, ...] = ()  # of zipar-adaptive, which tells none, nothing
+        self.written_at: tuple[int, ...] = ()
 
     @property
     def log(self) -> SessionLog:

@@ -209,18 +209,6 @@ def test_a_seed_can_be_typed_while_a_dream_plays_and_a_bad_one_gives_way(page, s
     text(page, "#state", "^live$")
 
 
-def test_a_slider_that_does_not_fit_goes_back(visit, world):
-    with serving(world, strategy="sjd") as served:
-        page = visit(served)
-        wait_for_frames(page, 1)
-        page.locator("#temperature").focus()
-        page.keyboard.press("Home")
-        text(page, "#toast", "^That does not fit: ")
-        text(page, "#temperature-value", r"^1\.00$")
-        wait_for_frames(page, 2)
-        page.close()
-
-
 def test_a_button_whose_key_is_down_is_let_go_with_its_focus(page):
     page.locator(".key").first.focus()
     page.keyboard.down("Enter")

@@ -1,4 +1,4 @@
-// A step as one call: gather, decode, draw, scatter, as `Step.run` of diagd/decoding/engine.py.
+// A step as one call: gather, decode, draw, scatter, as `run_step` of diagd/decoding/engine.py.
 #include <algorithm>
 #include <vector>
 
