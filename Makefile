@@ -43,7 +43,7 @@ test-slow:
 	pytest -m slow
 
 KERNEL_TESTS = tests/backends/native/test_model.py tests/backends/native/test_trained_attention.py \
-  tests/backends/test_conformance.py tests/attack/test_kernels.py
+  tests/backends/test_conformance.py tests/attack/test_kernels.py tests/attack/test_kernels_of_shapes.py
 
 # the tests of the C++ kernels for Intel's matrix units (AMX), emulated: on a processor with AVX-512
 # and bfloat16 but without AMX

@@ -8,6 +8,7 @@ last line that is torn. Errors of a full or read-only disk name the file wanted.
 import codecs
 import json
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -18,6 +19,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, AnyStr
 
+# Raised where settings, tensors or their shapes are others than a program takes for granted
+MISFITS = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError),
+    ValueError,
+)
 FRAME_SUFFIXES = (".mp4", ".gif", ".webp", ".png")
 
 
@@ -51,13 +57,17 @@ def _errors_naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
 def naming(
     where: object, kinds: type[Exception] | tuple[type[Exception], ...] = ValueError
 ) -> Iterator[None]:
-    """Make a ValueError of errors of some kinds: one line, which begins with what it is about."""
+    """Make a ValueError of errors of some kinds: one line, which begins with what it is about.
+
+    Where that is a file or folder that the error begins with, or a file in it, the error stays.
+    """
     try:
         yield
     except kinds as error:
         reason = f"no {error} in it" if isinstance(error, KeyError) else str(error).strip()
-        reason = (reason or type(error).__name__).partition("\n")[0]
-        raise ValueError(f"{where}: {reason}") from None
+        line = (reason or type(error).__name__).partition("\n")[0]
+        is_named = re.match(re.escape(str(where).partition(": ")[0]) + r"[:/\\]", line)
+        raise ValueError(line if is_named else f"{where}: {line}") from None
 
 
 @contextmanager

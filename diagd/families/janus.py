@@ -21,7 +21,7 @@ from diagd.families.family import Checkpoint, Family, Source, TextFolder
 from diagd.families.presets import JANUS as PRESETS
 from diagd.families.weights import count_layers, llama_fields
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.text import TextIds, TextPrompts, ids_of, read_words
+from diagd.tokenizers.text import TextIds, TextPrompts, ids_of, read_words, text_ids
 from diagd.tokenizers.vq import VQTokenizer, read_vqgan
 from diagd.weight_files import rename_by, tensors_under
 
@@ -92,7 +92,7 @@ class JanusPrompts(TextPrompts):
         if self.words.chat_template:
             chat = [{"role": "user", "content": [{"type": "text", "text": text}]}]
             said = self.words.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        prompt = torch.tensor([self.words(said + self.start).input_ids])
+        prompt = torch.tensor([text_ids(self.words, said + self.start)])
         unconditional = prompt.clone()
         unconditional[:, 1:-1] = self.padding
         return TextIds(self.first + prompt, self.first + unconditional)

@@ -116,12 +116,7 @@ def _stored_tokenizer(found: Checkpoint, given: str | Path | None) -> VideoToken
 def _tokenizer(found: Checkpoint, given: str | Path | None) -> VideoTokenizer:
     if given is not None:
         return checkpoints.load_tokenizer(given, allow_torchscript=True)
-    tokenizer = found.family.tokenizer and found.family.tokenizer(found)
-    if tokenizer is None:
-        raise ValueError(
-            f"{found.path}: its tokenizer is not with it: name the folder with --tokenizer"
-        )
-    return tokenizer
+    return checkpoints.tokenizer_of(found)
 
 
 def check_strategy(found: Checkpoint, strategy: Strategy) -> None:

@@ -237,6 +237,47 @@ def test_a_step_without_memory_for_it_is_an_error(weights):
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
+def whole_frame(native):
+    lanes, visible = torch.arange(15), torch.ones(15, 15, dtype=torch.bool).tril()
+    return native.forward(lanes[None], lanes, lanes, visible, native.make_cache(1, 15))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory so")
+def test_a_step_without_memory_for_threads_is_an_error_and_the_next_one_works(monkeypatch):
+    import resource
+
+    native = NativeModel(tiny_model())
+    expected = whole_frame(native)
+    monkeypatch.setattr(NativeModel, "num_threads", 64)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + 2**26, limits[1]))  # stacks take 2**23 each
+    try:
+        with pytest.raises(MemoryError, match=r"^no memory for 15 lanes over 15 slots$"):
+            whole_frame(native)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert whole_frame(native).equal(expected)
+
+
+def test_more_lanes_than_int32_counts_in_chunks_are_a_step():
+    lanes = torch.arange(15)
+    native = NativeModel(tiny_model())
+    tokens, visible = torch.ones(8200, 15, dtype=torch.int64), torch.eye(15, dtype=torch.bool)
+    logits = native.forward(tokens, lanes, lanes, visible, native.make_cache(8200, 15), 1)
+    assert logits[0].equal(logits[-1])
+
+
+def test_heads_and_steps_beyond_the_machine_are_refused_in_a_line(monkeypatch):
+    with pytest.raises(ValueError, match=r"and heads of at most 8192 numbers, got 8194$"):
+        NativeModel(tiny_model(head_dim=8194, num_heads=1, num_kv_heads=1))
+    native, lanes = NativeModel(tiny_model()), torch.arange(2**17)
+    monkeypatch.setattr(NativeModel, "num_threads", 2**20)
+    rule, cache = SlotRule(lanes, lanes[:1], lanes[:1]), native.make_cache(1, 1)
+    with pytest.raises(ValueError, match=r"^a step of 1 x 131072 lanes would take [\d,.]+ GB"):
+        native.forward(lanes[None], lanes, lanes, rule, cache)
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
 def test_copies_are_refused_in_words(copied):
     with pytest.raises(TypeError, match="a model in native kernels is neither copied nor pickled"):
