@@ -1,6 +1,7 @@
 """Compare this tree's native decoding with another checkout of diagd, such as the commit before.
 
-Both run the same `diagd bench` in turns, so that a machine that slows down slows both.
+Both run the same `diagd bench` in turns, so that a machine that slows down slows both. Shares are
+of the memory and multiply rates of the machine, as `diagd bench` measures both.
 
     git worktree add ../before COMMIT
     python runs/side_by_side.py --before ../before --out docs/results/side_by_side.json
@@ -23,6 +24,7 @@ from rich.table import Table
 from diagd.files import write_json
 from diagd.system import git_commit
 
+SHOWN = ("seconds", "frames_per_second", "bandwidth_share", "flops_share")
 HERE = Path(__file__).resolve().parent.parent
 
 
@@ -35,13 +37,14 @@ class Options:
     models: tuple[str, ...] = ("doom", "mc-ar-42m")
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     row_lag: tuple[int, ...] = (1, 4)
+    context_frames: tuple[int, ...] = ()  # as `diagd bench` chooses
     rounds: int = 3  # of both trees, one after the other
     repeats: int = 3  # timed runs a round
 
 
 def main(options: Options) -> None:
     """Run both in turns, and print the ratio of their medians."""
-    seconds: dict[tuple[str, str, str, int], dict[str, list[float]]] = {}
+    timed: dict[tuple[str, str, str, int], dict[str, dict[str, list[float]]]] = {}
     machine: dict[str, Any] = {}
     for _ in range(options.rounds):
         for model in options.models:
@@ -51,7 +54,9 @@ def main(options: Options) -> None:
                 for row in document["rows"]:
                     strategy = row.get("strategy") or row["schedule"]  # of commits before
                     key = model, row["dtype"], strategy, row.get("context_frames", 1)
-                    seconds.setdefault(key, {}).setdefault(label, []).append(row["seconds"])
+                    of = timed.setdefault(key, {}).setdefault(label, {name: [] for name in SHOWN})
+                    for name, numbers in of.items():
+                        numbers.append(row[name])
     rows = [
         {
             "model": model,
@@ -59,15 +64,19 @@ def main(options: Options) -> None:
             "strategy": strategy,
             "context_frames": context_frames,
             **of_both,
-            "ratio": _ratio(of_both),
+            "ratio": _median(of_both, "now") / _median(of_both, "before"),
         }
-        for (model, dtype, strategy, context_frames), of_both in seconds.items()
+        for (model, dtype, strategy, context_frames), of_both in timed.items()
     ]
-    table = Table("", "before, s", "now, s", "ratio", box=SIMPLE, title="medians of rounds")
+    titles = ("frames/s", "of memory rate", "of multiply rate")
+    heads = [f"{title}, {label}" for label in ("before", "now") for title in titles]
+    table = Table("", *heads, "time, now/before", box=SIMPLE, title="medians of rounds")
     for row in rows:
         name = f"{row['model']} {row['dtype']} {row['strategy']} after {row['context_frames']}"
-        before, now = (f"{statistics.median(row[label]):.4f}" for label in ("before", "now"))
-        table.add_row(name, before, now, f"{row['ratio']:.3f}")
+        cells = [
+            f"{_median(row, label, of):.2f}" for label in ("before", "now") for of in SHOWN[1:]
+        ]
+        table.add_row(name, *cells, f"{row['ratio']:.3f}")
     Console().print(table)
     if options.out is not None:
         commits = {"before": git_commit(options.before), "now": git_commit(HERE)}
@@ -80,13 +89,15 @@ def _bench(tree: Path, model: str, options: Options) -> dict[str, Any]:
     command = [sys.executable, "-m", "diagd", "bench", "--model", model, "-k", *lags]
     command += ["--dtype", *options.dtypes, "--baseline", "none"]
     command += ["--repeats", str(options.repeats), "--json"]
+    if options.context_frames:
+        command += ["--context-frames", *map(str, options.context_frames)]
     environment = os.environ | {"PYTHONPATH": str(tree.resolve())}
     done = subprocess.run(command, cwd=tree, env=environment, check=True, capture_output=True)
     return json.loads(done.stdout.decode().splitlines()[-1])
 
 
-def _ratio(of_both: dict[str, list[float]]) -> float:
-    return statistics.median(of_both["now"]) / statistics.median(of_both["before"])
+def _median(row: dict[str, Any], label: str, of: str = "seconds") -> float:
+    return statistics.median(row[label][of])
 
 
 if __name__ == "__main__":

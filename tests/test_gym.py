@@ -87,9 +87,9 @@ def test_scenes_begin_with_equally_many_frames_and_are_drawn_or_named(generator)
     assert {len(scene.frames) for scene in env.episodes.scenes} == {2}
     assert {len(scene.actions) for scene in env.episodes.scenes} == {1}
     drawn = {env.reset(seed=seed)[1]["scene"] for seed in range(30)}
-    assert drawn == {"prompt", "hall", "red door"}
+    assert drawn == {"opening", "hall", "red door"}
     assert env.reset(options={"scene": 2})[1] == {"scene": "red door"}
-    with pytest.raises(ValueError, match=r"one of: prompt, hall, red door; got 'cellar'"):
+    with pytest.raises(ValueError, match=r"one of: opening, hall, red door; got 'cellar'"):
         env.reset(options={"scene": "cellar"})
 
 

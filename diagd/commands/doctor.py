@@ -252,7 +252,7 @@ def _verdict(raster: float, speed: float) -> str:
     elif slowdown <= 4:
         verdict = f"playable, {slowdown:.1f} {slower}"
     else:
-        verdict = f"{slowdown:.0f} {slower}: good for videos; --model maze is faster"
+        verdict = f"{slowdown:.0f} {slower}: good for videos"
     if speed > raster:
         return verdict
     return (

@@ -1,6 +1,6 @@
 """Places that one can start from: a world's own prompt, and clips and pictures of a folder."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -22,10 +22,11 @@ class StartScene:
 
 
 def model_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
-    """Read a model folder's prompt.mp4, then all clips and images of its folder `scenes`."""
-    prompt = folder / "prompt.mp4"
-    first = [read_scene(prompt, world, context_frames)] if prompt.is_file() else []
-    return first + folder_scenes(folder / "scenes", world, context_frames)
+    """Read a model folder's prompt.mp4, named `opening`, then all of its folder `scenes`."""
+    prompt, scenes = folder / "prompt.mp4", folder_scenes(folder / "scenes", world, context_frames)
+    if prompt.is_file():
+        scenes.insert(0, replace(read_scene(prompt, world, context_frames), name="opening"))
+    return scenes
 
 
 def folder_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:

@@ -42,7 +42,7 @@ from diagd.web.play.messages import MAX_MESSAGE_BYTES, pack, parse
 from diagd.web.play.options import PlayOptions, WorldFlags
 from diagd.web.play.player import MAX_UPLOAD_BYTES, Player, to_jpeg, to_mp4
 from diagd.web.play.scheduler import TRY_LATER, WRONG, Scheduler
-from diagd.web.play.session import Controls, Session, SessionLog, load_log, save_log
+from diagd.web.play.session import Controls, Session, SessionLog, load_log, name_of, save_log
 from diagd.web.play.welcome import opening
 
 logger = logging.getLogger("diagd.play")
@@ -175,12 +175,12 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
         return {"frames": len(frames), "notes": notes}
 
     @app.post("/sessions/{name}/replay")
-    async def replay(name: str, request: Request) -> dict[str, int]:
+    async def replay(name: str, request: Request) -> dict[str, Any]:
         player = _player(scheduler.players, name)
         async with _upload(player, request, MAX_SESSION_BYTES) as data:
-            saved = await asyncio.to_thread(load_log, data, world)
+            saved = await asyncio.to_thread(load_log, data, world, scheduler.scenes)
             scheduler.begin(player, saved)
-        return {"frames": len(saved.history)}
+        return {"frames": len(saved.history), "scene": saved.name}
 
     @app.get("/sessions/{name}/session.json")
     async def session(name: str) -> Response:
@@ -189,7 +189,7 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
         log = begun.log if (begun := player.session) else player.past
         if log is None:
             raise HTTPException(409, "the dream has not begun yet")
-        data = await asyncio.to_thread(save_log, log, Path(source.name_or_path).name)
+        data = await asyncio.to_thread(save_log, log, name_of(world))
         return _download(data, "application/json", "dream.json")
 
     @app.get("/sessions/{name}/video.mp4")
@@ -212,7 +212,7 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
             except ValueError as error:
                 raise HTTPException(409, str(error)) from None
         if name not in found:
-            raise HTTPException(404, "there is no such file")
+            raise HTTPException(404, "no such file")
         return Response(found[name], media_type=TYPES.guess_type(name)[0])
 
     @app.websocket("/play")
@@ -239,6 +239,7 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
 async def _send(socket: WebSocket, player: Player) -> None:
     """Send what is in the outbox, until a note closes the socket; nobody else writes to it."""
     while True:
+        await asyncio.sleep(0)  # a line that broke is heard of, before more is written to it
         note = await player.outbox.get()
         started = time.perf_counter()
         if note.picture is not None:

@@ -2,11 +2,15 @@
 
 import ctypes
 import platform
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
 
 from diagd.backends.devices import cpu_features
+from diagd.backends.native.compiler import SOURCES
 from diagd.backends.native.library import load_library
 from diagd.backends.native.model import NativeModel
 from diagd.models.transformer import Transformer
@@ -43,6 +47,20 @@ def test_int8_computes_the_same_bits_for_every_processor(march, tmp_path):
     if march != "x86-64-v2" and cpu_features().get("avx2"):
         there, here = (logits_of(model, one, "float32") for one in (library, load_library()))
         assert torch.equal(there, here)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("march", [pytest.param("x86-64-v3", marks=x86_64_only), "native"])
+def test_products_of_many_rows_fetch_the_weights_that_come_next_and_no_others(march, tmp_path):
+    """Each chunk of rows a share of every line, but for the row before a block of int8."""
+    program, source = tmp_path / "ahead", Path(__file__).parent / "ahead.cpp"
+    flags = ["-std=c++20", "-O1", f"-march={march}", f"-I{SOURCES}"]
+    subprocess.run(["g++", *flags, source, "-o", program], check=True)
+    done = subprocess.run([program], check=True, capture_output=True, text=True)
+    counts = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    assert [beyond for _, beyond in counts] == [0] * 4
+    assert [left_out for left_out, _ in counts[:3]] == [0] * 3
+    assert counts[3][0] <= 10
 
 
 @x86_64_only

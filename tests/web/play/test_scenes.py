@@ -10,7 +10,7 @@ from tests.worlds import HEIGHT_PX, NAMES, PROMPT_ACTIONS, WIDTH_PX, smooth_fram
 
 def test_the_prompt_comes_first_and_no_two_scenes_look_alike(world, generator):
     scenes = model_scenes(world, generator, 4)
-    assert [scene.name for scene in scenes] == ["prompt", *(f"view {n}" for n in (3, 4, 5, 6))]
+    assert [scene.name for scene in scenes] == ["opening", *(f"view {n}" for n in (3, 4, 5, 6))]
     assert torch.equal(scenes[0].frames, read_video(world / "prompt.mp4").frames[-4:])
     assert scenes[0].actions == PROMPT_ACTIONS[-3:]
     assert len({scene.frames[-1].numpy().tobytes() for scene in scenes}) == len(scenes)

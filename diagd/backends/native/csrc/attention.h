@@ -93,8 +93,12 @@ class Attention {
     multiply(Input<Cached>(query(first), head, some, (int)head), keys, 0, slots / BLOCK, scores, STRIDE,
              false);
     float fade[AT_ONCE];
+    // the first block of values is fetched while their weights are made, a vector a turn
+    const ptrdiff_t slot = BLOCK * sizeof(Cached) / PACKED<Cached>;  // bytes
+    Ahead ahead{(const char*)values.blocks, std::min<ptrdiff_t>(slot * WIDTH / some, 64)};
     for (int r = 0; r < some; r++)
-      fade[r] = weigh(first + r, scores + r * STRIDE, hidden(first + r), value_scales, slots, unit[r]);
+      fade[r] = weigh(first + r, scores + r * STRIDE, hidden(first + r), value_scales, slots, unit[r],
+                      ahead);
     mix(some, values);
     for (int r = 0; r < some; r++) {
       float* to = sums + (first + r) * head;
@@ -106,7 +110,7 @@ class Attention {
   // Makes weights of a query's scores; returns by how much those before have lost. Whole numbers are
   // of `unit` then.
   float weigh(int i, float* row, const float* hidden, const float* value_scales, int slots,
-              float& unit) {
+              float& unit, Ahead& ahead) {
     Floats highest[BLOCK / WIDTH];
     Ints largest = {};  // scale of a value that is seen
     for (int v = 0; v < BLOCK / WIDTH; v++) highest[v] = splat(peaks[i]);
@@ -130,6 +134,7 @@ class Attention {
     for (int j = 0; j < slots; j += LINE)
       for (int part = 0; part < LINE / WIDTH; part++) {
         const int at = j + part * WIDTH;
+        ahead.fetch();
         const Floats weight = exp2(load(row + at) - peak);
         if constexpr (WHOLE<Cached>)
           put_shorts((int16_t*)row + at, to_ints(load(value_scales + at) * steps * weight));

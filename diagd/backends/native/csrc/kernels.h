@@ -104,9 +104,25 @@ INLINE void add_product(Floats& sums, const bf16*, Ints x, Ints w) {
 }
 #endif
 
+// Rows of the largest tile; its sums leave registers for weights and an activation.
+constexpr int MAX_ROWS = REGISTER == 64 ? 14 : 6;
+
+// What is read next: a loop that computes fetches a bit of it into the level-2 cache in each turn, so
+// that memory does not wait for arithmetic.
+struct Ahead {
+  const char* p;
+  ptrdiff_t step;  // bytes a turn
+
+  INLINE void fetch() {
+    __builtin_prefetch(p, 0, 2);
+    p += step;
+  }
+};
+
 // ROWS x (WIDTH * VECTORS) outputs.
 template <int ROWS, int VECTORS, class X, class T>
-static void tile(const X* x, ptrdiff_t x_stride, const Matrix<T>& w, int column, const Output& out) {
+static void tile(const X* x, ptrdiff_t x_stride, const Matrix<T>& w, int column, const Output& out,
+                 Ahead& ahead) {
   typedef typename Vector<WHOLE<T>>::of Sums;
   typedef typename Vector<!std::is_same_v<X, float>>::of Factors;
   constexpr int TURNS = std::is_same_v<X, float> ? PACKED<T> : 1;
@@ -124,7 +140,9 @@ static void tile(const X* x, ptrdiff_t x_stride, const Matrix<T>& w, int column,
     p += BLOCK;
   }
   const int K = PACKED<T> == 4 ? w.stored : w.K;
+  Ahead next{ahead.p, ahead.step * VECTORS * WIDTH / BLOCK};  // in registers
   for (int k = 0; k < K; k += PACKED<T>, p += BLOCK) {
+    if constexpr (ROWS >= MAX_ROWS / 2) next.fetch();  // else it is the only tile that reads the block
 #pragma GCC unroll 4
     for (int j = 0; j < TURNS; j++) {
       Factors weights[VECTORS];
@@ -145,14 +163,13 @@ static void tile(const X* x, ptrdiff_t x_stride, const Matrix<T>& w, int column,
       }
     }
   }
+  ahead.p = next.p;
 #pragma GCC unroll 16
   for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; v++) finish(out, row, column + v * WIDTH, sums[row][v]);
 }
 
-// Rows of the largest tile; its sums leave registers for weights and an activation.
-constexpr int MAX_ROWS = REGISTER == 64 ? 14 : 6;
 // Vectors of a tile of so many rows: enough sums to hide the latency of a product. Narrow weights come
 // fastest from one block.
 template <int ROWS, class X>
@@ -163,11 +180,11 @@ constexpr int VECTORS = std::min(ROWS == 1  ? 8
 
 template <int ROWS, class X, class T>
 static void tiles(const X* x, ptrdiff_t x_stride, const Matrix<T>& w, int column, int end,
-                  const Output& out) {
+                  const Output& out, Ahead& ahead) {
   constexpr int MANY = VECTORS<ROWS, X>, FEW = std::min(MANY, BLOCK / WIDTH);
   for (; column + MANY * WIDTH <= end; column += MANY * WIDTH)
-    tile<ROWS, MANY>(x, x_stride, w, column, out);
-  for (; column < end; column += FEW * WIDTH) tile<ROWS, FEW>(x, x_stride, w, column, out);
+    tile<ROWS, MANY>(x, x_stride, w, column, out, ahead);
+  for (; column < end; column += FEW * WIDTH) tile<ROWS, FEW>(x, x_stride, w, column, out, ahead);
 }
 
 // Calls f with the number of rows as a compile-time constant.
@@ -179,28 +196,37 @@ INLINE void with_rows(int rows, F f) {
   }
 }
 
+INLINE int chunks_of(int rows) { return (rows + MAX_ROWS - 1) / MAX_ROWS; }
 // Calls f(first row, rows) on chunks of at most MAX_ROWS rows, as even as they come.
 template <class F>
 INLINE void in_chunks(int rows, F f) {
-  const int chunks = (rows + MAX_ROWS - 1) / MAX_ROWS;
+  const int chunks = chunks_of(rows);
   for (int c = 0; c < chunks; c++) {
     const int first = (int64_t)rows * c / chunks;
     f(first, (int)((int64_t)rows * (c + 1) / chunks) - first);
   }
 }
 
-// The columns of blocks [from, to) of x W for all rows; columns outermost, so weights are read once.
+// The columns of blocks [from, to) of x W for all rows; columns outermost, so weights are read once. Of
+// several chunks of rows only the first one reads from memory, so all fetch a share of what follows.
 template <class X, class T>
 static void multiply_vectors(const X* x, ptrdiff_t stride, int rows, const Matrix<T>& w, int from,
                              int to, const Output& out) {
   const int group = rows <= MAX_ROWS ? to - from : REGISTER == 64 ? 4 : 1;
-  for (int b = from; b < to; b += group)
+  for (int b = from, end; b < to; b = end) {
+    end = std::min(b + group, to);
+    const int after = std::min(group, to - end);  // blocks
+    Ahead ahead{(const char*)x, 0};
+    if (after)
+      ahead = {(const char*)w.column(end * BLOCK),
+               (ptrdiff_t)sizeof(T) * BLOCK * after / (group * chunks_of(rows))};
     in_chunks(rows, [&](int first, int count) {
       with_rows(count, [&](auto constant) {
-        tiles<constant.value>(x + first * stride, stride, w, b * BLOCK, std::min(b + group, to) * BLOCK,
-                              out.from(first));
+        tiles<constant.value>(x + first * stride, stride, w, b * BLOCK, end * BLOCK, out.from(first),
+                              ahead);
       });
     });
+  }
 }
 
 // Rows of K activations, as products with a Matrix<T> take them. What is made for that belongs to the
