@@ -13,7 +13,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -142,6 +142,37 @@ def require_folder(path: str | Path, kind: str = "folder") -> Path:
     return Path(path)
 
 
+def list_files(
+    folder: Path, kind: str, suffixes: Collection[str], *, below: bool = False
+) -> tuple[list[Path], list[Path]]:
+    """Return the files of some suffixes in a folder, and the others, both by name.
+
+    But for hidden ones; .json and .jsonl, which tell of clips, are no others. `below`: also those
+    of its folders.
+    """
+    inside = require_folder(folder, kind).glob("**/*" if below else "*")
+    files = sorted(path for path in inside if path.is_file() and path.name[0] != ".")
+    found = [path for path in files if path.suffix.lower() in suffixes]
+    told = {*suffixes, ".json", ".jsonl"}
+    return found, [path for path in files if path.suffix.lower() not in told]
+
+
+@cache  # folders are listed again and again
+def say_once(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def note_left_out(
+    folder: Path, paths: Sequence[Path], say: Callable[[str], object] = say_once
+) -> None:
+    """Name files of a folder that are not read, if there are any, on stderr."""
+    names = [str(path.relative_to(folder)) for path in paths]
+    if len(names) > (shown := 20):
+        names[shown:] = [f"{len(names) - shown} more"]
+    if names:
+        say(f"note: {folder}: left out, as nothing that is read here: {', '.join(names)}")
+
+
 def read_text(path: str | Path, kind: str = "file") -> str:
     """Read a text file in UTF-8, with or without a byte order mark: FileNotFoundError, ValueError.
 
@@ -156,35 +187,6 @@ def read_text(path: str | Path, kind: str = "file") -> str:
         is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         raise ValueError(f"{path} is no text file in UTF-8{' but in UTF-16' * is_wide}")
     return text.replace("\r\n", "\n")
-
-
-def list_files(
-    folder: Path, kind: str, suffixes: Collection[str], *, below: bool = False
-) -> list[Path]:
-    """List the files of some suffixes in a folder by name; others are named on stderr.
-
-    But for hidden ones, and .json and .jsonl, which tell of clips. `below`: in its folders, too.
-    """
-    inside = require_folder(folder, kind).glob("**/*" if below else "*")
-    files = sorted(path for path in inside if path.is_file() and path.name[0] != ".")
-    others = {*suffixes, ".json", ".jsonl"}
-    note_left_out(folder, [path for path in files if path.suffix.lower() not in others])
-    return [path for path in files if path.suffix.lower() in suffixes]
-
-
-def note_left_out(folder: Path, paths: Sequence[Path]) -> None:
-    """Name files on stderr."""
-    names = [str(path.relative_to(folder)) for path in paths]
-    if len(names) > (shown := 20):
-        names[shown:] = [f"{len(names) - shown} more"]
-    if names:
-        _note(f"note: {folder}: left out, as nothing that is read here: {', '.join(names)}")
-
-
-@cache
-def _note(text: str) -> None:
-    """Print a note once: some folders are listed again and again."""
-    print(text, file=sys.stderr)
 
 
 def read_lines(path: str | Path, kind: str) -> list[str]:

@@ -11,6 +11,7 @@ from matplotlib import pyplot
 from diagd.files import (
     copy_whole,
     list_files,
+    note_left_out,
     read_json_lines,
     read_json_object,
     read_lines,
@@ -221,23 +222,25 @@ def test_the_folder_of_a_file_is_made(tmp_path):
     assert [path.name for path in (tmp_path / "results" / "new").iterdir()] == ["table.md"]
 
 
-def test_files_of_other_kinds_are_named_once_and_those_beside_clips_are_not(tmp_path, capsys):
+def test_files_of_other_kinds_are_told_from_those_beside_clips(tmp_path):
     (tmp_path / "below").mkdir()
     names = ("b.MP4", "a.mp4", "a.jsonl", "actions.json", ".hidden", "c.psd", "no suffix")
     for name in (*names, "below/d.mp4", "below/e.doc"):
         (tmp_path / name).touch()
-    for _ in range(2):
-        found = list_files(tmp_path, "folder of clips", (".mp4",))
-        assert [path.name for path in found] == ["a.mp4", "b.MP4"]
-    left_out = f"note: {tmp_path}: left out, as nothing that is read here:"
-    assert capsys.readouterr() == ("", f"{left_out} c.psd, no suffix\n")
-    found = list_files(tmp_path, "folder of clips", (".mp4",), below=True)
-    assert [path.name for path in found] == ["a.mp4", "b.MP4", "d.mp4"]
-    below = os.path.join("below", "e.doc")
-    assert capsys.readouterr() == ("", f"{left_out} {below}, c.psd, no suffix\n")
-    for number in range(30):
-        (tmp_path / f"{number:02}.doc").touch()
-    list_files(tmp_path, "folder of clips", (".mp4",))
-    assert capsys.readouterr().err.endswith(" 18.doc, 19.doc, 12 more\n")
+
+    def listed(**flags):
+        both = list_files(tmp_path, "folder of clips", (".mp4",), **flags)
+        return [[path.name for path in paths] for paths in both]
+
+    assert listed() == [["a.mp4", "b.MP4"], ["c.psd", "no suffix"]]
+    assert listed(below=True) == [["a.mp4", "b.MP4", "d.mp4"], ["e.doc", "c.psd", "no suffix"]]
     with pytest.raises(FileNotFoundError, match=r"folder of clips not found: .*nowhere"):
         list_files(tmp_path / "nowhere", "folder of clips", (".mp4",))
+
+
+def test_what_is_left_out_is_named_once(tmp_path, capsys):
+    for count in (0, 2, 2, 23):
+        note_left_out(tmp_path, [tmp_path / f"{number:02}.doc" for number in range(count)])
+    few, many = capsys.readouterr().err.splitlines()
+    assert few == f"note: {tmp_path}: left out, as nothing that is read here: 00.doc, 01.doc"
+    assert many.endswith(" 18.doc, 19.doc, 3 more")

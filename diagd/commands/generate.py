@@ -30,7 +30,7 @@ from diagd.data.video import contact_sheet, save_frames, write_image
 from diagd.decoding.strategies.table import Raster, Strategy
 from diagd.families.checkpoints import find_model, model_path
 from diagd.families.clip_files import prompt_suffixes
-from diagd.files import list_files, read_json_object, require_file, write_json
+from diagd.files import list_files, note_left_out, read_json_object, require_file, write_json
 from diagd.flags import output_file
 from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
@@ -205,7 +205,7 @@ class PromptWorker:
 
 def _continue_many(options: GenerateOptions, prompts: Path, out: Path) -> dict[str, Any]:
     """Make the videos that are not there yet; a prompt is done that has NAME.mp4 and NAME.json."""
-    paths, console = find_prompts(prompts), make_console()
+    (paths, others), console = find_prompts(prompts), make_console()
     if out.resolve() == prompts.resolve():
         raise ValueError(f"out must be another folder than the prompts', got {out}")
     settings = _settings(options)
@@ -229,24 +229,29 @@ def _continue_many(options: GenerateOptions, prompts: Path, out: Path) -> dict[s
         console.print(f"prompts without a video: {len(failed)}")
     for name, why in failed.items():
         console.print(f"  {name}: {why}")
+    note_left_out(prompts, others, console.print)
     return {"out": str(out), "generated": generated, "done_before": num_done, "failed": failed}
 
 
-def find_prompts(folder: Path) -> list[Path]:
-    """List the videos, pictures and recordings of a folder by name; not those of its subfolders."""
+def find_prompts(folder: Path) -> tuple[list[Path], list[Path]]:
+    """List the videos, pictures and recordings of a folder, and other files, by name.
+
+    Not those of its subfolders.
+    """
     if folder.is_file():
         raise ValueError(
             f"prompts must be a folder of clips, got the file {folder}: an image is made of one "
             "--text or class, those of a file by diagd evaluate"
         )
     paths: dict[str, Path] = {}
-    for path in list_files(folder, "folder of prompts", prompt_suffixes()):
+    found, others = list_files(folder, "folder of prompts", prompt_suffixes())
+    for path in found:
         if path.stem in paths:
             raise ValueError(f"two prompts have one name: {paths[path.stem]} and {path}")
         paths[path.stem] = path
     if not paths:
         raise FileNotFoundError(f"no prompts ({', '.join(prompt_suffixes())}) in {folder}")
-    return list(paths.values())
+    return found, others
 
 
 def _settings(options: GenerateOptions) -> dict[str, Any]:

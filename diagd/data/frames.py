@@ -9,6 +9,7 @@ page. Time stamps decide when a frame is on the screen.
 import contextlib
 import itertools
 import struct
+import threading
 import warnings
 import zlib
 from bisect import bisect_right
@@ -53,6 +54,7 @@ PICTURE_ERRORS = (  # of Pillow
     *(Image.DecompressionBombError, OSError, EOFError, ValueError, LookupError, TypeError),
     *(AttributeError, SyntaxError, ArithmeticError, RuntimeError, struct.error, zlib.error),
 )
+PILLOW = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +127,7 @@ class Times:
 
 def rgb_of(image: Image.Image) -> Pixels:
     """Return a picture of Pillow as it is shown; ValueError if its numbers are no brightness."""
+    image.load()
     with contextlib.suppress(SyntaxError, struct.error, ValueError, TypeError, LookupError):
         image = ImageOps.exif_transpose(image)  # a damaged tag turns nothing
     if image.mode.startswith("I"):  # 16 bits, of which other pictures give the upper 8 as well
@@ -158,11 +161,9 @@ def opened(
         ValueError: now or later, for what is damaged, too large or of another kind.
     """
     with contextlib.ExitStack() as held:
-        # of pictures that are damaged, or large enough to be refused: that is for us to say
-        held.enter_context(warnings.catch_warnings(action="ignore"))
-        Image.init()
-        known = [kind for kind in PICTURES if kind in Image.OPEN]
-        with _naming(name, PICTURE_ERRORS):
+        with _pillow(name):
+            Image.init()
+            known = [kind for kind in PICTURES if kind in Image.OPEN]
             try:
                 image = held.enter_context(Image.open(file, formats=known))
             except UnidentifiedImageError:
@@ -188,6 +189,16 @@ def _naming(name: str, kinds: tuple[type[Exception], ...] = FILM_ERRORS) -> Iter
         ) from None
 
 
+@contextlib.contextmanager
+def _pillow(name: str) -> Iterator[None]:
+    """Run Pillow without its warnings, of damage and large sizes: of these, we say in a line.
+
+    Filters of warnings belong to the process: one thread at a time.
+    """
+    with PILLOW, warnings.catch_warnings(action="ignore"), _naming(name, PICTURE_ERRORS):
+        yield
+
+
 def _check_size(name: str, width_px: int, height_px: int, max_pixels: int) -> None:
     if width_px * height_px > max_pixels:
         raise ValueError(
@@ -200,15 +211,14 @@ class _Pictures:
 
     def __init__(self, image: Image.Image, name: str) -> None:
         self._image, self._name, self._delays = image, name, dict[int, int]()
-        with _naming(name, PICTURE_ERRORS):
+        with _pillow(name):
             count = getattr(image, "n_frames", 1) if image.format in ANIMATIONS else 1
         # a PNG may begin with a picture for those who show no animation
-        self._places = range(count)[getattr(image, "default_image", False) :]
+        self._places = range(count)[getattr(image, "default_image", False) :] or range(1)
 
     def _load(self, number: int) -> Image.Image:
-        with _naming(self._name, PICTURE_ERRORS):
-            self._image.seek(self._places[number])
-            self._image.load()
+        self._image.seek(self._places[number])
+        self._image.load()
         delay = round(self._image.info.get("duration", 0))
         self._delays[number] = delay if delay > 10 else 100  # milliseconds; as browsers do
         return self._image
@@ -219,14 +229,15 @@ class _Pictures:
         if (count := len(self._places)) == 1:
             return Times.constant(1, Fraction(1))
         for number in set(range(count)) - set(self._delays):
-            self._load(number)
+            with _pillow(self._name):
+                self._load(number)
         *starts, end = itertools.accumulate((self._delays[n] for n in range(count)), initial=0)
         return Times.of(starts, Fraction(1, 1000), end - starts[-1])
 
     def frames(self, numbers: Iterable[int]) -> Iterator[Pixels]:
         """Yield frames by their numbers, which ascend, as far as there are so many."""
         for number in itertools.takewhile(lambda number: number < len(self._places), numbers):
-            with _naming(self._name, PICTURE_ERRORS):
+            with _pillow(self._name):
                 pixels = rgb_of(self._load(number))
             yield pixels
 
@@ -272,8 +283,7 @@ class _Film:
         codec.options = {"err_detect": "explode", "max_pixels": str(self._max_pixels)}
         if self._kind:  # for strangers
             codec.options |= {"threads": "1"}
-        self._packets, self._num_decoded = self._demux(), 0
-        self._stamps, self._last = list[int | None](), 0
+        self._packets, self._stamps, self._last = self._demux(), list[int | None](), 0
 
     def _demux(self) -> Iterator[Packet]:
         """Yield the packets, and note the time stamps of those that are shown."""
@@ -399,7 +409,7 @@ def _boxes(file: BinaryIO) -> set[bytes]:
             break
         kinds.add(kind)
         place += size
-    if place > end:
+    if place > end + 8:  # some count the head of a RIFF file twice
         raise ValueError(f"{place - end} bytes are missing")
     return kinds
 

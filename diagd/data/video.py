@@ -18,7 +18,7 @@ from av.video.stream import VideoStream
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.data.frames import Rate, Shown, Times, opened
+from diagd.data.frames import Rate, Shown, opened
 from diagd.files import check_suffix, naming, require_file, write_bytes
 
 
@@ -70,16 +70,10 @@ def open_video(path: str | Path) -> Iterator[Shown]:
         yield shown
 
 
-def video_times(path: str | Path) -> Times:
-    """Return when the frames of a video are shown; of a film, nothing is decoded."""
-    with open_video(path) as shown:
-        return shown.times
-
-
 def video_length(path: str | Path) -> tuple[int, Fraction]:
     """Return the number of frames and the average rate; of a film, nothing is decoded."""
-    times = video_times(path)
-    return len(times.starts), times.rate
+    with open_video(path) as shown:
+        return len(shown.times.starts), shown.times.rate
 
 
 @contextlib.contextmanager

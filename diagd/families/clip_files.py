@@ -146,13 +146,13 @@ def prompt_suffixes() -> tuple[str, ...]:
 def find_clips(folder: Path, codec: ActionCodec | None = None) -> dict[str, ClipFile]:
     """List the clips below a folder by name: recordings if there is any, else videos."""
     known = (*FILM_SUFFIXES, *recording_formats())
-    found = list_files(folder, "folder of clips", known, below=True)
+    found, others = list_files(folder, "folder of clips", known, below=True)
     if not found:
         raise FileNotFoundError(f"no clips ({', '.join(known)}) in {folder}")
     recordings = [path for path in found if path.suffix.lower() in recording_formats()]
     beside = {path.with_suffix("") for path in recordings}
     paths = recordings or found
-    others = [path for path in found if path not in paths and path.with_suffix("") not in beside]
+    others += [path for path in found if path not in paths and path.with_suffix("") not in beside]
     note_left_out(folder, others)
     clips: dict[str, ClipFile] = {}
     for path in paths:

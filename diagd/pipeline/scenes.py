@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from diagd.families.clip_files import prompt_suffixes, recording_formats
-from diagd.files import list_files
+from diagd.files import list_files, note_left_out
 from diagd.pipeline.generator import VideoGenerator
 
 
@@ -31,7 +31,10 @@ def model_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> li
 
 def folder_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
     """Read every clip (with its actions) and image of a folder, if it exists, by name."""
-    found = list_files(folder, "folder of scenes", prompt_suffixes()) if folder.is_dir() else []
+    if not folder.is_dir():
+        return []
+    found, others = list_files(folder, "folder of scenes", prompt_suffixes())
+    note_left_out(folder, others)
     return [read_scene(path, world, context_frames) for path in found]
 
 

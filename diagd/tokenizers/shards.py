@@ -24,6 +24,7 @@ from diagd.data.video import one_thread_workers, read_video
 from diagd.files import (
     list_files,
     naming,
+    note_left_out,
     parse_object,
     read_lines,
     utf8_path,
@@ -60,7 +61,9 @@ class TokenClips:
 
 def find_clips(folder: Path) -> list[Path]:
     """List the videos of a folder by name; FileNotFoundError without any."""
-    if not (paths := list_files(folder, "folder of clips", (".mp4",))):
+    paths, others = list_files(folder, "folder of clips", (".mp4",))
+    note_left_out(folder, others)
+    if not paths:
         raise FileNotFoundError(f"no .mp4 clips in {folder}")
     return paths
 

@@ -109,7 +109,7 @@ def _comparisons(compare: tuple[str, ...], systems: list[str]) -> tuple[tuple[st
 def _read_clip(path: Path, digest: "hashlib._Hash") -> tuple[str, ClipActions]:
     """Return what a clip looks like, in words, and its actions; add all of it to the digest."""
     video, data = read_video(path), path.read_bytes()
-    with av.open(io.BytesIO(data), "r") as container:
+    with av.open(io.BytesIO(data), "r", metadata_errors="replace") as container:
         codec = container.streams.video[0].codec_context.codec.canonical_name
     if codec not in PLAYABLE_CODECS:
         expected = ", ".join(PLAYABLE_CODECS)
@@ -141,7 +141,10 @@ def playable(path: Path) -> bytes:
     """Copy only the pictures of a clip into an mp4: no title, no date, no words of the encoder."""
     whole = io.BytesIO()
     given = io.BytesIO(path.read_bytes())  # FFmpeg takes the path `a:b/c.mp4` for an address
-    with av.open(given, "r") as source, av.open(whole, "w", format="mp4") as target:
+    with (
+        av.open(given, "r", metadata_errors="replace") as source,
+        av.open(whole, "w", format="mp4") as target,
+    ):
         stream = source.streams.video[0]
         copy = target.add_stream_from_template(stream)
         copy.metadata.clear()

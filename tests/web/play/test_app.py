@@ -170,7 +170,7 @@ def test_an_upload_becomes_the_start(name, frames, page, tmp_path, own):
     ("data", "message"),
     [
         (b"#EXTM3U\nfile:///etc/passwd\n", "expected a PNG, JPEG, WebP or BMP image"),
-        (b"\x89PNG\r\n\x1a\n" + b"x" * 99, "damaged|no picture"),
+        (b"\x89PNG\r\n\x1a\n" + b"x" * 99, "cannot be decoded|no picture"),
     ],
     ids=["playlist", "damaged"],
 )
