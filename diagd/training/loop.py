@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -43,6 +43,7 @@ NUM_STAGES = 10  # of a run; at the end of each it is looked at what the model c
 RUN_FILE = Path("training", "run.json")  # in the folder of a run: what it was, and its last step
 AGREE_S = 1.0  # of training, after which several processes agree on the time again
 Look = Callable[[], dict[str, Any]]  # what was seen, for the log
+Options = TypeVar("Options", bound=RunOptions)
 
 
 def read_clips(options: RunOptions) -> tuple[TokenClips, TokenClips | None]:
@@ -69,7 +70,7 @@ def read_clips(options: RunOptions) -> tuple[TokenClips, TokenClips | None]:
     return clips, held_out
 
 
-def decide_precision(options: RunOptions) -> RunOptions:
+def decide_precision(options: Options) -> Options:
     """Return options whose precision is decided: `auto` is that of the run in --out, if any."""
     state_file = options.out / RUN_FILE
     before = read_json_object(state_file) if state_file.is_file() else {}
