@@ -43,7 +43,7 @@ test-slow:
 	pytest -m slow
 
 KERNEL_TESTS = tests/backends/native/test_model.py tests/backends/native/test_trained_attention.py \
-  tests/backends/test_conformance.py tests/attack/test_kernels.py
+  tests/backends/test_conformance.py tests/attack/test_kernels.py tests/attack/test_kernels_of_shapes.py
 
 # the tests of the C++ kernels for Intel's matrix units (AMX), emulated: on a processor with AVX-512
 # and bfloat16 but without AMX
@@ -69,13 +69,14 @@ wheels:
 	python runs/wheels.py
 
 # what a release publishes for this platform, installed into fresh environments and run without a
-# compiler; needs the packages of [dev], and downloads the dependencies anew
+# compiler, and every install line of the documentation; needs the packages of [dev], and downloads
+# the dependencies anew
 HERE = $(shell python -c "import runs.wheels; print(runs.wheels.this_platform())")
 release-check:
 	rm -rf build/release
 	python runs/wheels.py --platforms $(HERE) --out build/release
 	python -m build --sdist --outdir build/release
-	python runs/release_check.py --dist build/release
+	python runs/release_check.py --dist build/release --install-lines
 
 bench:
 	bash runs/bench_cpu.sh

@@ -2,6 +2,7 @@
 
 import operator
 import re
+from collections.abc import Mapping, Set
 from typing import Any, SupportsIndex
 
 
@@ -27,6 +28,31 @@ def shorten(message: str) -> str:
     return f"{message[:head]} ... [{left_out} characters] ... {message[head + left_out :]}"
 
 
+def brief(value: object, length: int = 60, depth: int = 3) -> str:
+    """Format a value as `repr` does, and the beginning of one that is long or nested deeply.
+
+    Nothing is looked at that is not shown, such as lists that a file's aliases multiply.
+    """
+    if isinstance(value, str | bytes | bytearray):
+        text = repr(value[: length + 1])
+    elif isinstance(value, int) and abs(value) >= 10**length:
+        text = f"{value.bit_length()}-bit integer"
+    elif isinstance(value, list | tuple | Mapping | Set) and value:
+        parts = list[str]()
+        for one in value:
+            if not depth or sum(map(len, parts)) >= length:
+                parts.append("...")
+                break
+            parts.append(brief(one, length, depth - 1))
+            if isinstance(value, Mapping):
+                parts[-1] += f": {brief(value[one], length, depth - 1)}"
+        start, end = "[]" if isinstance(value, list) else "()" if isinstance(value, tuple) else "{}"
+        text = f"{start}{', '.join(parts)}{end}"
+    else:
+        text = repr(value)
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
 def parse_size(text: str | None, unit: int, least: int) -> tuple[int, int] | None:
     """Read `HEIGHTxWIDTH` in pixels, multiples of a unit, or raise ValueError."""
     if text is None:
@@ -45,7 +71,7 @@ def check_values(options: Any, *rules: tuple[str, bool, str]) -> None:
     """Refuse a value by the first rule (name, whether its value is valid, what it must be)."""
     for name, is_valid, expected in rules:
         if not is_valid:
-            raise ValueError(f"{name} must be {expected}, got {getattr(options, name)!r}")
+            raise ValueError(f"{name} must be {expected}, got {brief(getattr(options, name))}")
 
 
 def whole(value: SupportsIndex, name: str) -> int:
@@ -53,4 +79,4 @@ def whole(value: SupportsIndex, name: str) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise ValueError(f"{name} must be a whole number, got {value!r}") from None
+        raise ValueError(f"{name} must be a whole number, got {brief(value)}") from None

@@ -8,6 +8,7 @@ modules import nothing that computes (no PyTorch), before it.
 import contextlib
 import difflib
 import importlib
+import io
 import json
 import os
 import re
@@ -51,12 +52,12 @@ COMMANDS = {
     "play": Command(
         "walk through a generated world in the browser",
         run="web.play.server:play",
-        needs=("fastapi", "uvicorn", "websockets", "PIL"),
+        needs=("fastapi", "uvicorn", "websockets"),
     ),
     "export-web": Command(
         "put a world on a web page that plays without a server",
         run="web.play.export:export",
-        needs=("fastapi", "PIL"),
+        needs=("fastapi",),
         owns_out=True,
     ),
     "bench": Command("time raster and diagonal decoding side by side", "benchmark.options"),
@@ -116,6 +117,9 @@ COMMANDS = {
 def main() -> None:
     """Run `diagd COMMAND [flags]`."""
     name, *flags = sys.argv[1:] or [""]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # letters that its encoding has not become escapes
+            stream.reconfigure(errors="backslashreplace")
     try:
         if not sys.argv[1:]:
             print(TOUR)
@@ -230,10 +234,14 @@ usage: diagd COMMAND [flags]      diagd COMMAND --help      diagd --version
 
 {table}
 
-Every command takes --json (stdout is one JSON document) and --threads N.
+Every command takes --json (stdout is one JSON document, {{"error": ...}} of an
+error) and --threads N.
 diagd --completion bash (or zsh) prints a script that completes flags with Tab."""
 
 
 def _fail(message: str) -> NoReturn:
-    print("error:", shorten(" ".join(message.split())), file=sys.stderr)
+    line = " ".join(shorten(message).split())
+    if "--json" in sys.argv:
+        print(json.dumps({"error": line}), flush=True)
+    print("error:", line, file=sys.stderr)
     sys.exit(2)

@@ -143,7 +143,9 @@ def progress(what: str, total: float, done: float = 0, shown: bool = True) -> It
             def move(job: Job) -> None:
                 bar.update(task, description=job.what, completed=job.done, pace=job.pace)
 
-            yield Job(what, total, done, move)
+            job = Job(what, total, done, move)
+            move(job)
+            yield job
         return
     due, is_late = time.monotonic() + FIRST_LINE_S, False
 

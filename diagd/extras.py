@@ -6,8 +6,8 @@ from collections.abc import Iterable
 EXTRAS = {  # as in pyproject.toml, by the names of the modules
     "doom": ("vizdoom",),
     "gym": ("gymnasium",),
-    "web": ("fastapi", "uvicorn", "websockets", "PIL"),
-    "metrics": ("torchmetrics", "matplotlib", "PIL"),  # matplotlib brings the last
+    "web": ("fastapi", "uvicorn", "websockets"),
+    "metrics": ("torchmetrics", "matplotlib"),
     "scale": ("ray",),
     "train": ("accelerate", "matplotlib"),
     "webgpu": ("wgpu",),

@@ -5,15 +5,25 @@ writer) until one rename puts it in place. Logs of JSON lines grow in place inst
 last line that is torn. Errors of a full or read-only disk name the file wanted.
 """
 
+import codecs
 import json
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Collection, Iterator
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, AnyStr
 
+# Raised where settings, tensors or their shapes are others than a program takes for granted
+MISFITS = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError),
+    ValueError,
+)
 FRAME_SUFFIXES = (".mp4", ".gif", ".webp", ".png")
 
 
@@ -47,12 +57,36 @@ def _errors_naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
 def naming(
     where: object, kinds: type[Exception] | tuple[type[Exception], ...] = ValueError
 ) -> Iterator[None]:
-    """Make a ValueError of errors of some kinds: one line, which begins with what it is about."""
+    """Make a ValueError of errors of some kinds: one line, which begins with what it is about.
+
+    Where that is a file or folder that the error begins with, or a file in it, the error stays.
+    """
     try:
         yield
     except kinds as error:
         reason = f"no {error} in it" if isinstance(error, KeyError) else str(error).strip()
-        raise ValueError(f"{where}: {(reason or type(error).__name__).splitlines()[0]}") from None
+        line = (reason or type(error).__name__).partition("\n")[0]
+        is_named = re.match(re.escape(str(where).partition(": ")[0]) + r"[:/\\]", line)
+        raise ValueError(line if is_named else f"{where}: {line}") from None
+
+
+@contextmanager
+def utf8_path(path: Path) -> Iterator[Path]:
+    """Yield a path, or for libraries that know no names but in UTF-8 a link to it."""
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        with tempfile.TemporaryDirectory() as folder:
+            link = Path(folder, f"file{path.suffix}")
+            link.symlink_to(path.resolve())
+            yield link
+    else:
+        yield path
+
+
+def encoded(text: str) -> bytes:
+    """Encode a text that may hold names of files: what UTF-8 has not becomes an escape."""
+    return text.encode(errors="backslashreplace")
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
@@ -63,7 +97,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file in UTF-8, whole or not at all."""
-    write_bytes(path, text.encode())
+    write_bytes(path, encoded(text))
 
 
 def write_json(path: str | Path, value: object, indent: int | None = None) -> None:
@@ -73,6 +107,8 @@ def write_json(path: str | Path, value: object, indent: int | None = None) -> No
 
 def save_figure(figure: Any, path: Path, dpi: int = 120) -> None:
     """Write a figure of matplotlib as PNG, whole or not at all."""
+    for text in figure.findobj(lambda part: hasattr(part, "set_text")):
+        text.set_text(encoded(text.get_text()).decode())
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=dpi, format="png")
 
@@ -91,15 +127,6 @@ def append_line(path: Path, line: str) -> None:
             raise
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file of one JSON object a line, but for a last line that a killed run left torn."""
-    records = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        with naming(f"{path}:{number}"):
-            records.append(parse_object(line))
-    return records
-
-
 def require_file(path: str | Path, kind: str = "file") -> Path:
     """Return the path of a file, or raise FileNotFoundError where there is none."""
     if not Path(path).is_file():
@@ -114,19 +141,78 @@ def require_folder(path: str | Path, kind: str = "folder") -> Path:
     return Path(path)
 
 
+def read_text(path: str | Path, kind: str = "file") -> str:
+    """Read a text file in UTF-8, with or without a byte order mark: FileNotFoundError, ValueError.
+
+    Its lines end with `\\n` or `\\r\\n`, whatever else `str.splitlines` takes for an end.
+    """
+    data = require_file(path, kind).read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:  # as in UTF-16 of Latin letters, which can be decoded
+        is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        raise ValueError(f"{path} is no text file in UTF-8{' but in UTF-16' * is_wide}")
+    return text.replace("\r\n", "\n")
+
+
+def list_files(
+    folder: Path, kind: str, suffixes: Collection[str], *, below: bool = False
+) -> list[Path]:
+    """List the files of some suffixes in a folder by name; others are named on stderr.
+
+    But for hidden ones, and .json and .jsonl, which tell of clips. `below`: in its folders, too.
+    """
+    inside = require_folder(folder, kind).glob("**/*" if below else "*")
+    files = sorted(path for path in inside if path.is_file() and path.name[0] != ".")
+    others = {*suffixes, ".json", ".jsonl"}
+    note_left_out(folder, [path for path in files if path.suffix.lower() not in others])
+    return [path for path in files if path.suffix.lower() in suffixes]
+
+
+def note_left_out(folder: Path, paths: Sequence[Path]) -> None:
+    """Name files on stderr."""
+    names = [str(path.relative_to(folder)) for path in paths]
+    if len(names) > (shown := 20):
+        names[shown:] = [f"{len(names) - shown} more"]
+    if names:
+        _note(f"note: {folder}: left out, as nothing that is read here: {', '.join(names)}")
+
+
+@cache
+def _note(text: str) -> None:
+    """Print a note once: some folders are listed again and again."""
+    print(text, file=sys.stderr)
+
+
 def read_lines(path: str | Path, kind: str) -> list[str]:
     """Read the lines of a text file, or raise FileNotFoundError or ValueError."""
-    try:
-        return require_file(path, kind).read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is no text file") from None
+    return _without_blank_end(read_text(path, kind).split("\n"))
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a file of one JSON object a line, but for a last line that a killed run left torn."""
+    lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")[:-1]
+    records = []
+    for number, line in enumerate(_without_blank_end(lines), start=1):
+        with naming(f"{path}:{number}"):
+            records.append(parse_object(line))
+    return records
+
+
+def _without_blank_end(lines: list[AnyStr]) -> list[AnyStr]:
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return lines
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON object, or raise FileNotFoundError or ValueError."""
-    kinds = ValueError, RecursionError  # also: too long a number, nested too deeply
-    with naming(f"{path}: not valid JSON", kinds):
-        value = json.loads(require_file(path).read_text(encoding="utf-8"))
+    text = read_text(path)
+    # also: too long a number, nested too deeply
+    with naming(f"{path}: not valid JSON", (ValueError, RecursionError)):
+        value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
     return value

@@ -32,7 +32,8 @@ def output_file(path: Path) -> Path:
     return path
 
 
-def _output_folder(path: Path) -> Path:
+def output_folder(path: Path) -> Path:
+    """Return a path, or raise OSError if it cannot be a folder's."""
     _check_writable(path)
     if path.is_file():
         raise OSError(f"{path} is a file, expected a folder")
@@ -72,7 +73,7 @@ def _one_word(
 
 
 # Where a command writes: refused at once, with the flag's name, if that is impossible.
-OutputFolder = Annotated[Path, _one_word("PATH", lambda word: _output_folder(Path(word)), Path)]
+OutputFolder = Annotated[Path, _one_word("PATH", lambda word: output_folder(Path(word)), Path)]
 OutputFile = Annotated[Path, _one_word("PATH", lambda word: output_file(Path(word)), Path)]
 Device = Annotated[str, _one_word("STR", _device, str)]
 
@@ -92,7 +93,7 @@ _REPHRASED = {  # pattern of tyro's words -> ours
 @dataclasses.dataclass(frozen=True)
 class Shared:
     json: tyro.conf.FlagCreatePairsOff[bool] = False  # stdout is one JSON document, nothing else
-    threads: int | None = None  # CPU threads that compute; default: as many as PyTorch takes
+    threads: int | None = None  # CPU threads that compute; default: as many as there are free cores
 
 
 def parse(
@@ -119,10 +120,10 @@ def parse(
     except SystemExit as stop:
         if not stop.code:
             raise
-        # without its box, its title and all behind the first rule
-        lines = complaint.getvalue().splitlines()
-        text = " ".join(line.strip("│ ") for line in lines if not line.startswith(("╭", "╰")))
-        text = text.partition("───")[0]
+        # without its title, its box, which an output that is no UTF-8 lacks, and all behind a rule
+        said = complaint.getvalue()
+        lines = said.splitlines()[1 if said.startswith("╭") else 2 :]
+        text = re.split("───|-{20}", " ".join(line.strip("│╰ ") for line in lines))[0]
         for pattern, words in _REPHRASED.items():
             text = re.sub(pattern, words, text)
         raise ValueError(text) from None
@@ -157,7 +158,8 @@ def _refuse_unknown(flags: Sequence[str], hints: dict[str, Any], name: str) -> N
     for flag in flags:
         given = flag.partition("=")[0].replace("_", "-")
         if given.startswith("--") and given not in known:
-            near = difflib.get_close_matches(given, known, 1)
+            longer = [name for name in known if name.startswith(given)]
+            near = longer or difflib.get_close_matches(given, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"see diagd {name} --help"
             raise ValueError(f"unknown flag {given}: {hint}")
 

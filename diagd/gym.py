@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from diagd.backends.names import DTypeChoice
 from diagd.checks import check_at_least, whole
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
@@ -51,6 +52,8 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
             scene has. Default: as the model's makers have it.
         strategy: how to decode, by name or as a value.
         sampling: how tokens are drawn; the model's own by default.
+        dtype: of a world that is named, as of `VideoGenerator.from_pretrained`: `auto`, `fastest`,
+            `int8`, a dtype of torch.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         context_frames: int | None = None,
         strategy: Strategy | str = "k=1",
         sampling: SamplingOptions | None = None,
+        dtype: torch.dtype | DTypeChoice = "auto",
     ) -> None:
         self.num_envs, self.max_episode_steps = whole(num_envs, "num_envs"), max_episode_steps
         whole(1 if max_episode_steps is None else max_episode_steps, "max_episode_steps")
@@ -73,12 +77,14 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         if os.getpid() != _IMPORTED_BY:  # PyTorch would wait for threads that a fork has not
             torch.set_num_threads(1)
         if not isinstance(world, VideoGenerator):
-            world = VideoGenerator.from_pretrained(world)
+            world = VideoGenerator.from_pretrained(world, dtype=dtype)
+        elif dtype != "auto":
+            raise ValueError(f"this world is loaded, in {world.dtype}: leave dtype out")
         if world.vocabulary is None:
             raise ValueError("this model takes no actions, so there is nothing to do in its world")
         self.world, self.names = world, world.vocabulary.names  # of actions, by their numbers
         self.strategy, self.sampling = as_strategy(strategy), sampling
-        world.check(self.strategy, sampling, num_envs)
+        world.check(self.strategy, sampling)
         self.scenes = _read_scenes(world, scenes, context_frames)  # all have as many frames
         self.single_action_space = Discrete(len(self.names))
         self.single_observation_space = Box(0, 255, (*world.frame_size_px, 3), np.uint8)
@@ -93,7 +99,10 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         self.randoms = [seeding.np_random()[0] for _ in range(num_envs)]
         self._engine: DecodingEngine | None = None
         self._frames: Frames | None = None  # (B, H_px, W_px, 3), seen last
-        self._num_steps = 0
+        self._num_steps, self._scene_names = (
+            0,
+            np.empty(0, object),
+        )  # since, and the scenes of, a reset
 
     def reset(
         self,
@@ -122,8 +131,12 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         )
         self._frames = torch.stack([scene.frames[-1] for scene in scenes]).numpy()
         self._num_steps = 0
-        names = np.array([scene.name for scene in scenes], dtype=object)
-        return self._frames.copy(), {"scene": names, "_scene": np.ones(self.num_envs, bool)}
+        self._scene_names = np.array([scene.name for scene in scenes], dtype=object)
+        return self._frames.copy(), self._info(scene=self._scene_names)
+
+    def _info(self, **values: NDArray[Any]) -> dict[str, Any]:
+        """Return values of all episodes, each with its mask, as Gymnasium has them."""
+        return values | {f"_{name}": np.ones(self.num_envs, bool) for name in values}
 
     def _scene(self, wanted: str | int) -> StartScene:
         for number, scene in enumerate(self.scenes):
@@ -136,7 +149,11 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
     def step(
         self, actions: NDArray[np.int64]
     ) -> tuple[Frames, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
-        """Act in every episode; or begin all anew, where the last step ended them."""
+        """Act in every episode; or begin all anew, where the last step ended them.
+
+        Of each, `info` has the `scene` that it began with, the name of the `action`, and the number
+        of the `frame`, counted from 1 since then.
+        """
         rewards, never = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
         if self._num_steps == self.max_episode_steps:
             frames, info = self.reset()
@@ -152,7 +169,12 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         self._frames = torch.cat(pictures).numpy()
         self._num_steps += 1
         truncated = np.full(self.num_envs, self._num_steps == self.max_episode_steps)
-        return self._frames.copy(), rewards, never, truncated, {}
+        info = self._info(
+            scene=self._scene_names,
+            action=np.array([self.names[action] for action in actions], dtype=object),
+            frame=np.full(self.num_envs, self._num_steps),
+        )
+        return self._frames.copy(), rewards, never, truncated, info
 
     def render(self) -> tuple[Frames, ...] | None:
         """Return the frames that were seen last, where the render mode is `rgb_array`."""
@@ -173,7 +195,7 @@ class GymEnv(gymnasium.Env[Frames, np.int64]):
     Args:
         world: a `VideoGenerator`, the name of a bundled model, or a folder.
         render_mode: `rgb_array`, or None.
-        settings: scenes, context_frames, strategy and sampling, as of `GymVectorEnv`.
+        settings: scenes, context_frames, strategy, sampling and dtype, as of `GymVectorEnv`.
     """
 
     metadata: dict[str, Any] = {"render_modes": RENDER_MODES}  # noqa: RUF012 (gymnasium's)
@@ -199,9 +221,10 @@ class GymEnv(gymnasium.Env[Frames, np.int64]):
         return frame, {"scene": info["scene"][0]}
 
     def step(self, action: np.int64) -> tuple[Frames, float, bool, bool, dict[str, Any]]:
-        """Return the frame that an action leads to, with 0.0, False, False, {}."""
-        (frame,), *_ = self.episodes.step(np.array([action]))
-        return frame, 0.0, False, False, {}
+        """Return the frame that an action leads to, 0.0, False, False, scene, action and frame."""
+        (frame,), *_, info = self.episodes.step(np.array([action]))
+        own = {name: value[0] for name, value in info.items() if not name.startswith("_")}
+        return frame, 0.0, False, False, own
 
     def render(self) -> Frames | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the frame that was seen last, where the render mode is `rgb_array`."""

@@ -163,7 +163,8 @@ def fingerprint(model: Path) -> str:
     digest = hashlib.sha256()
     for path in [model] if model.is_file() else sorted(model.rglob("*")):
         if path == model or _is_of_model(path, path.relative_to(model)):
-            digest.update(str(path.relative_to(model)).encode() + b"\0")
+            name = str(path.relative_to(model)).encode(errors="backslashreplace")
+            digest.update(name + b"\0")
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:12]

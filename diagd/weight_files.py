@@ -1,11 +1,15 @@
 """Weight files of anybody's making: safetensors, files of torch.save, TorchScript.
 
 Tensors are mapped into memory and written one at a time, so a checkpoint far larger than the memory
-can be converted. Nothing in a file is run, except by `load_torchscript`.
+can be converted. Nothing in a file is run, except by `load_torchscript`. What a file only claims
+takes no memory: pickles are looked through before they are read, tensors before they are copied.
 """
 
+import io
 import json
+import math
 import pickle
+import pickletools
 import re
 import struct
 import warnings
@@ -14,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NoReturn, cast
 
 import torch
 from safetensors import SafetensorError
@@ -22,16 +26,33 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch._utils import _rebuild_parameter, _rebuild_tensor_v2
 
-from diagd.files import naming, replacing, require_file
+from diagd.files import naming, replacing, require_file, utf8_path
 
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _DTYPES |= {torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"}
 
+# Names of what older files store and models compute: rotary angles, causal masks (GPT-2's are
+# called bias), numbers of places, and states of TransformerEngine.
+_COMPUTED = re.compile(
+    r"(^|\.)(\w*inv_freq|(cos|sin)_cached|freqs_cis|position_ids|attn_mask|causal_mask|masked_bias"
+    r"|(self_attn|attn|attention|crossattention)\.(bias|mask)|_extra_state)$"
+)
+
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file, or raise ValueError where it is none."""
-    with naming(f"{path}: not a valid safetensors file", SafetensorError):
-        return load_file(require_file(path))
+    """Return the weights in a safetensors file, or raise ValueError where it is none."""
+    damage = f"{path}: not a valid safetensors file"
+    with naming(damage, SafetensorError), utf8_path(require_file(path)) as known:
+        return _check_held(_weights_of(load_file(known)), path)
+
+
+def _weights_of(content: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """Return the tensors of a file without those that a model computes, as transformers does."""
+    return {
+        name: value
+        for name, value in content.items()
+        if isinstance(name, str) and isinstance(value, Tensor) and not _COMPUTED.search(name)
+    }
 
 
 def check_storable(weights: Mapping[str, Tensor]) -> None:
@@ -82,6 +103,12 @@ _INERT = (
     *("humanmodelling", "wham", "numpy", "pytorch_lightning", "lightning"),
     *("_codecs", "argparse", "collections", "pathlib"),
 )
+# Of a pickle: opcodes, of which each may take 1 KB, or 16 KB a class; places of its memo; tuples
+# within tuples, which Python hashes by recursion.
+_MOST_OPCODES, _DEEPEST = 2**20, 100
+_LONGEST = 2**26  # bytes of the pickles that begin a file of the old kind
+_PICKLES = 5  # of such a file: three that say what it is, the object, the names of what follows
+_MOST_SHARED = 4  # times that the numbers of a file may be named
 
 
 class Record:
@@ -103,25 +130,73 @@ class _RefusedFileError(ValueError):
     """The file is no checkpoint, or asks for something that none needs."""
 
 
+class _Function(partial[Any]):
+    """A function that a file may call; it may set attributes, but not on torch's own."""
+
+    def __setstate__(self, state: object) -> NoReturn:
+        raise TypeError("a function of torch would be changed")
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _REBUILD:
-            found = _REBUILD[module, name]
-            # a file may set attributes: not on torch's own functions
-            return found if isinstance(found, type) else partial(found)
-        if module == "torch" and (
-            name.removesuffix("Storage") in _STORAGES
-            or isinstance(getattr(torch, name, None), torch.dtype)
-        ):
-            return getattr(torch, name)
+        if (found := _found_in_torch(module, name)) is not None:
+            return found if isinstance(found, type | torch.dtype) else _Function(found)
         if module.partition(".")[0] in _INERT:
             return type(name, (Record,), {})
         reason = "which no checkpoint needs"
         if name == "_rebuild_tensor_v3":
             reason = "as of float8, which is read from .safetensors alone"
+        shown = f"{module[:80]}.{name[:80]}"
         raise _RefusedFileError(
-            f"refused: its pickle asks for {module}.{name}, {reason}; nothing of it has run"
+            f"refused: its pickle asks for {shown}, {reason}; nothing of it has run"
         )
+
+
+def _found_in_torch(module: str, name: str) -> Any:
+    if (module, name) in _REBUILD:
+        return _REBUILD[module, name]
+    found = getattr(torch, name, None) if module == "torch" else None
+    is_storage = name.removesuffix("Storage") in _STORAGES
+    return found if is_storage or isinstance(found, torch.dtype) else None
+
+
+def _look_through(file: IO[bytes], only_torch: bool = False) -> None:
+    """Refuse a pickle whose reading would take far more memory or stack than it is long.
+
+    With `only_torch`, it may name nothing but what rebuilds tensors: torch itself allows more, such
+    as `bytearray`, which takes as many bytes as it is told.
+    """
+    stack, memo, marks = list[int](), dict[int, int](), list[int]()  # of depths: tuples in tuples
+    cost, mark = 0, pickletools.markobject
+    program: Iterable[tuple[Any, Any, Any]] = cast(Any, pickletools.genops(file))
+    for opcode, argument, _ in program:
+        name, before = opcode.name, opcode.stack_before
+        cost += 16 if name in ("GLOBAL", "STACK_GLOBAL", "INST") else 1
+        if only_torch and name == "GLOBAL":
+            module, _, wanted = argument.partition(" ")
+            if _found_in_torch(module, wanted) is None:
+                raise pickle.UnpicklingError
+        taken = list[int]()
+        if mark in before or (name == "POP" and marks[-1:] == [len(stack)]):
+            at = marks.pop()
+            taken, before = stack[at:], before[: before.index(mark)] if mark in before else []
+            del stack[at:]
+        taken += [stack.pop() for _ in before]
+        depth = max(taken, default=0) + name.startswith(("TUPLE", "FROZENSET"))
+        if name == "MARK":
+            marks.append(len(stack))
+        elif name.endswith("PUT") or name == "MEMOIZE":
+            place, top = (argument, stack[-1]) if taken == [] else (len(memo), depth)
+            cost, memo[place] = max(cost, place), top
+        elif name.endswith("GET"):
+            depth = memo.get(argument, 0)
+        if name != "MARK":
+            stack += [depth] * len(opcode.stack_after)
+        if cost > _MOST_OPCODES or depth > _DEEPEST:
+            raise _RefusedFileError(
+                f"refused: its pickle has more than {_MOST_OPCODES} opcodes or places of its memo, "
+                f"or more than {_DEEPEST} tuples in one another, which no checkpoint needs"
+            )
 
 
 class _PickleModule:  # as much of `pickle` as torch.load uses
@@ -134,7 +209,8 @@ def read_torch_file(path: str | Path) -> dict[str, Any]:
     with path.open("rb") as file:
         is_archive = file.read(4) == b"PK\x03\x04"
     try:  # before torch 1.6 files were no archives; of those, tensors and no other objects are read
-        content = _read_archive(path) if is_archive else torch.load(path, "cpu", weights_only=True)
+        with utf8_path(path) as known:
+            content = _read_archive(known) if is_archive else _read_old(known)
     except _RefusedFileError as error:
         raise ValueError(f"{path}: {error}") from None
     except UNPICKLING_ERRORS as error:
@@ -144,13 +220,36 @@ def read_torch_file(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path}: {reason}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a dict of tensors, got {type(content).__name__}")
+    _check_held(tensors_of(content), path)
     return content
+
+
+def _check_held(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Refuse tensors of far more numbers than the file has: of stride 0, shared, of no width."""
+    held, claimed = path.stat().st_size, 0
+    for tensor in tensors.values():
+        claimed += tensor.element_size() * math.prod(max(size, 1) for size in tensor.shape)
+    if claimed > _MOST_SHARED * held:
+        raise ValueError(
+            f"{path}: its tensors claim {claimed} bytes, and it has {held}: expanded, or shared"
+        )
+    return tensors
+
+
+def _read_old(path: Path) -> Any:
+    with path.open("rb") as file:
+        head = io.BytesIO(file.read(_LONGEST))
+    for _ in range(_PICKLES):
+        _look_through(head, only_torch=True)
+    return torch.load(path, "cpu", weights_only=True)
 
 
 def _read_archive(path: Path) -> Any:
     # torch.load runs programs; Python's zipfile may find other names in an archive than torch does
-    if "constants.pkl" in torch._C.PyTorchFileReader(str(path)).get_all_records():
+    reader = torch._C.PyTorchFileReader(str(path))
+    if "constants.pkl" in reader.get_all_records():
         raise _RefusedFileError("a TorchScript program, expected a checkpoint with weights")
+    _look_through(io.BytesIO(reader.get_record("data.pkl")))
     with zipfile.ZipFile(path) as archive:  # of what is compressed, nothing can be mapped
         if any(part.compress_type for part in archive.infolist()):
             raise _RefusedFileError("a compressed archive, expected one as torch.save writes it")
@@ -169,11 +268,11 @@ def write_torch_file(path: Path, content: dict[str, Any]) -> None:
 
 
 def tensors_of(content: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the named tensors of a checkpoint, whether or not they are wrapped in a dict."""
+    """Return the weights of a checkpoint, whether or not they are wrapped in a dict."""
     for key in ("state_dict", "model", "module"):
         if isinstance(content.get(key), dict):
             content = content[key]
-    return {name: value for name, value in content.items() if isinstance(value, Tensor)}
+    return _weights_of(content)
 
 
 def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -248,7 +347,8 @@ def check_fit(
 
 def _is_plain(weight: Tensor) -> bool:
     is_dense = weight.layout == torch.strided and not weight.is_neg()
-    return is_dense and weight.nbytes <= weight.untyped_storage().nbytes()
+    held = weight.untyped_storage().nbytes()
+    return is_dense and weight.numel() * weight.element_size() <= held
 
 
 def assign_weights(

@@ -60,7 +60,7 @@ for scenario in maze defend_the_line health_gathering_supreme deathmatch; do
   first=$((first + 100000))
 done
 diagd tokenize --clips "$work/textures" --heldout "$work/heldout" --init "$work/near/tokenizer" \
-  --out "$work/sharp" --decoder-only --sharpen 0.05 --steps 1200 --batch 4 --learning-rate 2e-4
+  --out "$work/sharp" --decoder-only --sharpen 0.05 --steps 1200 --batch-size 4 --learning-rate 2e-4
 cp "$work/sharp/tokenizer/"* "$work/near/tokenizer/"
 # Starts are chosen by eye; the fifth place is another level, of rocks and trees by night.
 bundle() {
@@ -93,7 +93,7 @@ diagd finetune --init "$work/sliding" --tokens "$work/five_tokens" --out "$work/
 # The decoder has not seen the canyon yet: once more, with its rocks and trees.
 diagd record --out "$work/textures" --scenario canyon --clips 40 --frames 48 --first-seed 6400000
 diagd tokenize --clips "$work/textures" --heldout "$work/heldout" --init "$work/near/tokenizer" \
-  --out "$work/sharp5" --decoder-only --sharpen 0.05 --steps 1200 --batch 4 --learning-rate 2e-4
+  --out "$work/sharp5" --decoder-only --sharpen 0.05 --steps 1200 --batch-size 4 --learning-rate 2e-4
 cp "$work/sharp5/tokenizer/"* "$work/places/tokenizer/"
 bundle --world "$work/places" --blend "$work/sliding=0.2" --out diagd/assets/doom
 python -m runs.sharpness --data "$work" --out docs/results/world/sharpness.json \

@@ -83,7 +83,10 @@ def main(options: Options) -> None:
     end = time.monotonic() + 60 * options.minutes
     names = choose_clips(options.clips, options.num_clips, options.seed)
     path = options.out / "draft_errors.jsonl"
-    worlds = {label: VideoGenerator.from_pretrained(folder) for label, _, folder in options.parts}
+    worlds = {
+        label: VideoGenerator.from_pretrained(folder, dtype="float32")
+        for label, _, folder in options.parts
+    }
     weights = {label: fingerprint(model_path(folder)) for label, _, folder in options.parts}
     with appending(path) as append:
         rows = read_rows(path, append, options, weights)

@@ -28,7 +28,7 @@ from diagd.data.actions import split_actions
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.exact import VerifiedStep, step_costs
-from diagd.decoding.strategies.table import Exact, Strategy, parse_strategies
+from diagd.decoding.strategies.table import Exact, Strategy
 from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import find_clips
 from diagd.families.defaults import GenerationDefaults
@@ -36,6 +36,7 @@ from diagd.files import save_figure, write_json
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.prompts import seed_of
 from diagd.system import cpu_name, fingerprint
+from runs.rivals import RIVALS, Watched, check_draws, parse
 
 SHOWN = "exact"  # the strategy in the picture
 
@@ -73,8 +74,8 @@ class Options:
 
     def todo(self) -> dict[str, tuple[Strategy, bool]]:
         """Return each strategy by its name in the report, and whether it gets frame by frame."""
-        whole = {one.name: (one, False) for one in parse_strategies(("raster", *self.strategy))}
-        stepped = parse_strategies(self.interactive)
+        whole = {one.name: (one, False) for one in parsed("raster", *self.strategy)}
+        stepped = parsed(*self.interactive)
         return whole | {f"{one.name}, frame by frame": (one, True) for one in stepped}
 
     def sampling(self) -> SamplingOptions:
@@ -87,6 +88,10 @@ class Options:
         left_out = {"clips", "out", "num_clips"}
         given = {key: value for key, value in asdict(self).items() if key not in left_out}
         return json.loads(json.dumps(given | {"torch": torch.__version__}))
+
+
+def parsed(*texts: str) -> list[Strategy]:
+    return list(dict.fromkeys(parse(word) for text in texts for word in text.split()))
 
 
 def main(options: Options) -> None:
@@ -102,6 +107,7 @@ def main(options: Options) -> None:
     )
     for strategy, _ in todo.values():
         world.check(strategy, options.sampling())
+        check_draws(strategy, options.temperature)
     for name in track([name for name in names if name not in report["clips"]]):
         add_clip(report, measure(world, options, todo, name, report), name, world)
         write_json(path, report, indent=1)
@@ -144,8 +150,9 @@ def measure(
     file = find_clips(options.clips, world.vocabulary)[name]
     clip = file.read(length, options.start, size_px=world.frame_size_px)
     ids = world.action_ids(clip.actions, length, "frame")
-    measured = {}
+    measured, model = {}, world.model
     for label, (strategy, frame_by_frame) in todo.items():
+        world.model = Watched(model) if isinstance(strategy, RIVALS) else model
         engine = world.start(
             clip.frames[:given],
             context_actions=split_actions(clip.actions, given)[0],
@@ -165,6 +172,7 @@ def measure(
             verified += engine.stream.verified
         seconds = time.perf_counter() - started
         measured[label] = Measured(engine, torch.stack(frames), seconds, verified)
+    world.model = model
     return measured
 
 

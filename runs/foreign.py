@@ -110,7 +110,7 @@ def kept(drawing: Tensor, regions: Tensor, frames: Tensor) -> list[float]:
 def measure(model: str, options: Options) -> Iterator[tuple[dict[str, Any], Tensor]]:
     """Yield a row for each place, and what to show of it."""
     label, _, folder = model.partition("=")
-    world = VideoGenerator.from_pretrained(folder)
+    world = VideoGenerator.from_pretrained(folder, dtype="float32")
     for name, place in PLACES.items():
         drawing, regions = draw(place, *world.frame_size_px)
         coded = world.tokenizer.decode(world.tokenizer.encode(drawing[None]))

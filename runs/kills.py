@@ -238,7 +238,7 @@ def measure(
 @torch.no_grad()
 def main(options: Options) -> None:
     """Measure every scenario; print the share that is still in the sights at the last frames."""
-    world = VideoGenerator.from_pretrained(options.model)
+    world = VideoGenerator.from_pretrained(options.model, dtype="float32")
     rows, pictures = [], []
     for scenario in options.scenarios:
         with torch.enable_grad():

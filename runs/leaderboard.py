@@ -73,7 +73,7 @@ def measure(options: Options) -> dict[str, Any]:
     prepared, backend = prepare(model, options.backend, is_int8)
     tokens, actions = windows(clips, len(clips.tokens), clips.tokens.shape[1])
     single = list(zip(tokens.split(1), actions.split(1), strict=True))
-    judged = strategy if strategy.has_schedule else Raster()  # whose distribution it keeps
+    judged = strategy if strategy.has_schedule else Raster()  # whose tokens it writes
     nll = [strategy_nll(prepared, *clip, judged).mean().item() for clip in track(single, "loss")]
     grid = TokenGrid(tokens.shape[1] - 1, *tokens.shape[2:])
     seconds: list[float] = []

@@ -43,7 +43,7 @@ MAX_FILM_BYTES = 3_000_000
 FILM_FPS = 10
 FILM_SIZE: Any = {"width": 1120, "height": 640}
 # the film: what is held, and for how many seconds; a scene that is clicked, or a strategy
-FILM = ("prompt", ("Space", 0.8), ("KeyA", 0.8), ("KeyW", 1.2), ("Space", 0.6), ("KeyD", 1.2))
+FILM = ("opening", ("Space", 0.8), ("KeyA", 0.8), ("KeyW", 1.2), ("Space", 0.6), ("KeyD", 1.2))
 FILM += ("worms", ("Space", 0.6), ("KeyE", 0.6), ("Space", 1.0), ("KeyW", 0.8))
 FILM += ("computers", ("KeyA", 1.0), ("KeyW", 1.4), "raster", ("KeyA", 2.5), "k=1", ("KeyA", 1.0))
 FILM += ("medicine", ("KeyW", 2.0), ("KeyD", 0.8))

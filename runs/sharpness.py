@@ -51,7 +51,7 @@ def share(pictures: Tensor, truth: Tensor) -> float:
 @torch.inference_mode()
 def main(options: Options) -> None:
     """Dream once, and paint with each."""
-    world = VideoGenerator.from_pretrained(options.model)
+    world = VideoGenerator.from_pretrained(options.model, dtype="float32")
     painters = {
         label: VQTokenizer.from_pretrained(folder)
         for label, _, folder in (one.partition("=") for one in options.tokenizers)

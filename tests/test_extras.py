@@ -9,7 +9,7 @@ import pytest
 from diagd.cli import COMMANDS
 from diagd.extras import EXTRAS, missing_modules, require
 
-MODULES = {"pillow": "PIL", "ray[client]": "ray"}  # where a package's name is another
+MODULES = {"ray[client]": "ray"}  # where a package's name is another
 
 
 def test_extras_are_those_of_the_package():

@@ -6,12 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib import pyplot
 
 from diagd.files import (
     copy_whole,
+    list_files,
     read_json_lines,
+    read_json_object,
+    read_lines,
     replacing,
     rewind_log,
+    save_figure,
     write_json,
     write_text,
 )
@@ -145,6 +150,53 @@ def test_an_empty_file_has_no_lines_and_a_missing_one_is_an_error(tmp_path):
         read_json_lines(tmp_path / "none.jsonl")
 
 
+MARK = b"\xef\xbb\xbf"
+
+
+def test_a_line_ends_at_a_newline_and_the_last_ones_may_be_blank(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_bytes(MARK + "a\u2028b\r\n\nc\x85d\x0b\x0c\x1ce\rf\n\r\n \n\n".encode())
+    assert read_lines(path, "texts") == ["a\u2028b", "", "c\x85d\x0b\x0c\x1ce\rf"]
+    path.write_bytes(b"\n")
+    assert read_lines(path, "texts") == []
+
+
+def test_json_has_marks_and_blank_ends_as_texts_have(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(MARK + '{"a": "b\u2028\x85"}\r\n\r\n'.encode())
+    assert read_json_object(path) == {"a": "b\u2028\x85"}
+    assert read_json_lines(path) == [{"a": "b\u2028\x85"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("maus".encode("utf-16"), " but in UTF-16"),
+        ("maus".encode("utf-16-le"), ""),
+        ("mäuse".encode("latin-1"), ""),
+    ],
+)
+def test_a_text_in_another_encoding_is_one_line(content, reason, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(content)
+    for read in (lambda: read_lines(path, "texts"), lambda: read_json_object(path)):
+        with pytest.raises(ValueError, match=rf"^{path} is no text file in UTF-8{reason}$"):
+            read()
+
+
+def test_a_file_holds_escapes_of_names_that_are_not_utf8(tmp_path):
+    name = os.fsdecode(b"caf\xe9")
+    write_text(tmp_path / "a", f"<td>{name}</td>")
+    assert (tmp_path / "a").read_bytes() == rb"<td>caf\udce9</td>"
+    figure, axis = pyplot.subplots()
+    axis.plot([1, 2], label=name)
+    axis.set_title(name)
+    axis.legend(title=name)
+    save_figure(figure, tmp_path / "a.png")
+    pyplot.close(figure)
+    assert (tmp_path / "a.png").read_bytes()[1:4] == b"PNG"
+
+
 def test_a_log_is_cut_back_to_a_step(tmp_path):
     path = tmp_path / "log.jsonl"
     lines = [json.dumps({"step": step, "loss": 0.1 + 1e-17 * step}) + "\n" for step in range(6)]
@@ -167,3 +219,25 @@ def test_what_a_killed_writer_left_is_not_copied(tmp_path):
 def test_the_folder_of_a_file_is_made(tmp_path):
     write_text(tmp_path / "results" / "new" / "table.md", "| |")
     assert [path.name for path in (tmp_path / "results" / "new").iterdir()] == ["table.md"]
+
+
+def test_files_of_other_kinds_are_named_once_and_those_beside_clips_are_not(tmp_path, capsys):
+    (tmp_path / "below").mkdir()
+    names = ("b.MP4", "a.mp4", "a.jsonl", "actions.json", ".hidden", "c.psd", "no suffix")
+    for name in (*names, "below/d.mp4", "below/e.doc"):
+        (tmp_path / name).touch()
+    for _ in range(2):
+        found = list_files(tmp_path, "folder of clips", (".mp4",))
+        assert [path.name for path in found] == ["a.mp4", "b.MP4"]
+    left_out = f"note: {tmp_path}: left out, as nothing that is read here:"
+    assert capsys.readouterr() == ("", f"{left_out} c.psd, no suffix\n")
+    found = list_files(tmp_path, "folder of clips", (".mp4",), below=True)
+    assert [path.name for path in found] == ["a.mp4", "b.MP4", "d.mp4"]
+    below = os.path.join("below", "e.doc")
+    assert capsys.readouterr() == ("", f"{left_out} {below}, c.psd, no suffix\n")
+    for number in range(30):
+        (tmp_path / f"{number:02}.doc").touch()
+    list_files(tmp_path, "folder of clips", (".mp4",))
+    assert capsys.readouterr().err.endswith(" 18.doc, 19.doc, 12 more\n")
+    with pytest.raises(FileNotFoundError, match=r"folder of clips not found: .*nowhere"):
+        list_files(tmp_path / "nowhere", "folder of clips", (".mp4",))

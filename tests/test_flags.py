@@ -1,5 +1,9 @@
 """Where a command writes is looked at before it works."""
 
+import re
+import sys
+from typing import Any
+
 import pytest
 
 COMMANDS = [
@@ -52,3 +56,21 @@ def test_a_file_system_that_takes_nothing_is_told(command):
     command("attention", "--output", "/proc/a.png").assert_refused(
         r"/proc/a\.png cannot be written \(.*\)"
     )
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("generate", "--frames", "1.5"), "--frames: expected a whole number, got '1.5'"),
+        (("tokenize", "--out", "out"), r"Missing: --clips PATH folder of clips: .* \(required\)"),
+        (("tokenize", "--batch", "8"), r"unknown flag --batch: did you mean --batch-size\?"),
+    ],
+)
+def test_a_mistake_is_told_alike_in_every_encoding(flags, message, encoding, command):
+    """The box that is taken off is another one where the output cannot hold its lines."""
+    stdout: Any = sys.stdout
+    stdout.reconfigure(encoding=encoding)
+    outcome = command(*flags)
+    assert outcome.code == 2
+    assert re.fullmatch(f"error: {message}\n", outcome.err)

@@ -87,9 +87,9 @@ def test_scenes_begin_with_equally_many_frames_and_are_drawn_or_named(generator)
     assert {len(scene.frames) for scene in env.episodes.scenes} == {2}
     assert {len(scene.actions) for scene in env.episodes.scenes} == {1}
     drawn = {env.reset(seed=seed)[1]["scene"] for seed in range(30)}
-    assert drawn == {"prompt", "hall", "red door"}
+    assert drawn == {"opening", "hall", "red door"}
     assert env.reset(options={"scene": 2})[1] == {"scene": "red door"}
-    with pytest.raises(ValueError, match=r"one of: prompt, hall, red door; got 'cellar'"):
+    with pytest.raises(ValueError, match=r"one of: opening, hall, red door; got 'cellar'"):
         env.reset(options={"scene": "cellar"})
 
 
@@ -98,6 +98,27 @@ def test_rewards_are_nothing_and_only_the_time_limit_ends_an_episode(place):
     env.reset(seed=0)
     steps = [env.step(np.int64(1)) for _ in range(3)]
     assert [step[1:4] for step in steps] == [(0.0, False, False)] * 2 + [(0.0, False, True)]
+
+
+def test_a_step_is_told_with_its_scene_its_action_and_its_number(generator):
+    env = diagd.GymEnv(generator)
+    for scene in ("hall", "red door"):  # numbers begin anew
+        env.reset(options={"scene": scene})
+        told = [env.step(np.int64(action))[-1] for action in (2, 0)]
+        assert told == [
+            {"scene": scene, "action": "left", "frame": 1},
+            {"scene": scene, "action": "none", "frame": 2},
+        ]
+
+
+def test_a_world_is_loaded_in_the_dtype_that_is_asked_for(place, generator):
+    for dtype, used in (("int8", "int8"), (torch.bfloat16, "bfloat16"), ("float32", "float32")):
+        env = gymnasium.make(ID, world=str(place), dtype=dtype)
+        assert env.unwrapped.episodes.world.dtype == used  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ValueError, match=r"dtype must be one of torch or a name .*, got 'fast'"):
+        diagd.GymEnv(place, dtype="fast")
+    with pytest.raises(ValueError, match=r"this world is loaded, in .*: leave dtype out"):
+        diagd.GymEnv(generator, dtype="int8")
 
 
 def test_rendering_shows_what_was_seen_last(generator):
@@ -203,7 +224,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_generated(generator, tm
         (lambda: diagd.GymEnv(generator, context_frames=0), "context_frames must be at least 1"),
         (lambda: diagd.GymEnv(generator, render_mode="human"), "render_mode must be rgb_array"),
         (lambda: diagd.GymVectorEnv(generator, 0), "num_envs must be at least 1"),
-        (lambda: diagd.GymVectorEnv(generator, 2, strategy="zipar-adaptive=4"), "one batch row"),
         (lambda: diagd.GymEnv(write_world(tmp_path / "still", 0)), "takes no actions"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -1,12 +1,14 @@
 """The reader of pickles says in one line, with the path, that a file is not what it should be."""
 
+import pickle
 import re
+import struct
 import zipfile
 
 import pytest
 import torch
 
-from diagd.weight_files import read_torch_file
+from diagd.weight_files import read_torch_file, tensors_of
 
 MALFORMED = {
     "foreign persistent id": b"K\x07Q.",
@@ -64,3 +66,88 @@ def test_a_truncated_file_of_the_old_kind_is_one_line_with_the_path(kept, tmp_pa
     assert read_torch_file(tmp_path / "old.pth")["w"].equal(weights["w"])
     (tmp_path / "cut.pth").write_bytes((tmp_path / "old.pth").read_bytes()[:kept])
     refuses(tmp_path / "cut.pth")
+
+
+CLAIMS = {
+    "a million tuples in one another, a key": b"\x80\x02})" + b"\x85" * 10**6 + b"K\x00s.",
+    "tuples in one another, by way of the memo": b"\x80\x02})"
+    + b"".join(b"r%sj%s\x85" % ((struct.pack("<I", i),) * 2) for i in range(200))
+    + b"K\x00s.",
+    "place 134 million of the memo": b"\x80\x02}r" + struct.pack("<I", 2**27) + b".",
+    "a text of 2 GB": b"\x80\x02}X\xff\xff\xff\x7fa.",
+    "two million lists": b"\x80\x02(" + b"]" * 2**21 + b"1}.",
+    "a hundred thousand classes": b"\x80\x02(" + b"cnumpy\na\n" * 10**5 + b"1}.",
+}
+LARGE_ARRAY = b"\x80\x02}cbuiltins\nbytearray\nJ\x00\x00\x00\x40\x85RK\x00s."  # 2**30 bytes
+
+
+@pytest.mark.parametrize("content", CLAIMS.values(), ids=CLAIMS)
+@pytest.mark.parametrize("is_old", [False, True])
+def test_what_a_pickle_only_claims_is_refused_before_it_runs(content, is_old, whole, tmp_path):
+    path = tmp_path / "claims.pt"
+    if is_old:
+        path.write_bytes(old_file(content))
+    else:
+        with zipfile.ZipFile(whole) as source, zipfile.ZipFile(path, "w") as target:
+            for name in source.namelist():
+                target.writestr(name, content if name.endswith("data.pkl") else source.read(name))
+    refuses(path)
+
+
+def test_an_old_file_makes_no_arrays_of_the_size_it_names(tmp_path):
+    """Which torch allows."""
+    (tmp_path / "array.pth").write_bytes(old_file(LARGE_ARRAY))
+    refuses(tmp_path / "array.pth")
+
+
+def test_functions_cannot_be_put_into_one_another(whole, tmp_path):
+    """Millions of them would be freed by recursion."""
+    state = b"(ctorch\nSize\n)}Nt"  # function, arguments, keywords, attributes
+    content = b"\x80\x02}ctorch._utils\n_rebuild_tensor_v2\n" + state + b"bK\x00s."
+    with zipfile.ZipFile(whole) as source, zipfile.ZipFile(tmp_path / "f.pt", "w") as target:
+        for name in source.namelist():
+            target.writestr(name, content if name.endswith("data.pkl") else source.read(name))
+    with pytest.raises(
+        ValueError, match=r"f\.pt: damaged checkpoint: a function of torch would be"
+    ):
+        read_torch_file(tmp_path / "f.pt")
+
+
+def old_file(content):
+    """Build a file as torch wrote them before version 1.6: five pickles, no storages."""
+    sizes = {"protocol_version": 1001, "little_endian": True, "type_sizes": {}}
+    first = [pickle.dumps(one, 2) for one in (torch.serialization.MAGIC_NUMBER, 1001, sizes)]
+    return b"".join([*first, content, pickle.dumps([], 2)])
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight: weight[:1, :1].clone().expand(2**20, 64),
+        lambda weight: torch.empty(2**25, 0),
+        lambda weight: weight[:1].clone().as_strided((2**20, 1), (0, 0)),
+    ],
+    ids=["expanded", "without width", "strided"],
+)
+def test_tensors_of_more_numbers_than_a_file_holds_are_refused(change, is_old, tmp_path):
+    weights, path = {"w": change(torch.ones(2, 3))}, tmp_path / "w.pt"
+    torch.save(weights, path, _use_new_zipfile_serialization=not is_old)
+    with pytest.raises(
+        ValueError, match=r"w\.pt: its tensors claim \d+ bytes, and it has \d+: exp"
+    ):
+        read_torch_file(path)
+
+
+def test_a_tensor_under_a_thousand_names_is_refused_and_tied_weights_are_not(tmp_path):
+    weight = torch.ones(300, 10)
+    torch.save({f"layers.{i}": weight for i in range(1000)}, tmp_path / "shared.pt")
+    with pytest.raises(ValueError, match=r"shared\.pt: its tensors claim 12000000 bytes"):
+        read_torch_file(tmp_path / "shared.pt")
+    torch.save({"embedding": weight, "head": weight}, tmp_path / "tied.pt")
+    assert list(read_torch_file(tmp_path / "tied.pt")) == ["embedding", "head"]
+
+
+def test_names_that_are_no_texts_name_no_tensors(tmp_path):
+    torch.save({"w": torch.ones(2), 3: torch.ones(2)}, tmp_path / "numbers.pt")
+    assert list(tensors_of(read_torch_file(tmp_path / "numbers.pt"))) == ["w"]

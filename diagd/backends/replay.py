@@ -12,14 +12,15 @@ import dataclasses
 import time
 import weakref
 from collections.abc import Callable, Hashable
-from types import FunctionType, MethodType
+from functools import partial
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from diagd.decoding.engine import Lanes, whole_blocks
-from diagd.decoding.model import Behind, Buffers, ModelWrapper, StepFunction, StepParts
+from diagd.decoding.engine import Lanes, run_step, whole_blocks
+from diagd.decoding.model import Behind, Buffers, ModelWrapper, Step, StepFunction
 from diagd.decoding.visibility import NEVER
 
 COMPILED_BLOCK, CAPTURED_BLOCK = 256, 512  # cache slots are read in whole blocks: few shapes
@@ -33,8 +34,8 @@ class Compiled(ModelWrapper[Behind]):
 
     replays = True
 
-    def make_step(self, step: StepParts) -> StepFunction:
-        run = compile_or_refuse(step.of(self.model).run, NOT_COMPILED, dynamic=True)
+    def make_step(self, step: Step) -> StepFunction:
+        run = compile_or_refuse(partial(run_step, self.model, step), NOT_COMPILED, dynamic=True)
         return lambda lanes, num_slots: run(lanes, whole_blocks(num_slots, COMPILED_BLOCK))
 
 
@@ -73,8 +74,9 @@ class Captured(ModelWrapper[Behind]):
         buffers.fed_at.fill_(NEVER)
         return self.model.renew_cache(buffers.cache, context)
 
-    def make_step(self, step: StepParts) -> StepFunction:
-        graphs, kind, whole = self._graphs[step.buffers], step.kind, step.of(self.model).run
+    def make_step(self, step: Step) -> StepFunction:
+        graphs, kind = self._graphs[step.buffers], step.kind
+        whole = partial(run_step, self.model, step)
 
         def run(lanes: Tensor, num_slots: int) -> None:
             step.buffers.capture_seconds += graphs.run(kind, whole, lanes, num_slots, self.compiled)
@@ -105,7 +107,7 @@ class Graphs:
     ) -> float:
         """Replay a step, captured when the first of its kind and shape is run, in seconds returned.
 
-        All it touches besides the lanes stays where it is; `compiled`, it is a method.
+        All it touches besides the lanes stays where it is; `compiled`, it is a `partial`.
         """
         num_slots, started = whole_blocks(num_slots, CAPTURED_BLOCK), time.perf_counter()
         key, seconds = (kind, lanes.shape[1], num_slots), 0.0
@@ -124,10 +126,10 @@ class Graphs:
     def _capture(self, step: StepFunction, lanes: Tensor, num_slots: int, compiled: bool) -> Graph:
         """Warm up, with lanes that write to scratch only, and capture, which runs nothing."""
         code = None
-        if compiled:  # the code is kept, not the method, which holds what holds this
-            assert isinstance(step, MethodType)
-            code = compile_for_one_shape(step.__func__)
-            step = MethodType(code, step.__self__)
+        if compiled:  # the code is kept, not its arguments, which hold what holds this
+            assert isinstance(step, partial)
+            code = compile_for_one_shape(step.func)
+            step = partial(code, *step.args)
         static_lanes, warming = lanes.clone(), lanes.clone()
         Lanes.of(warming).slots.fill_(self.scratch)
         Lanes.of(warming).outputs.fill_(self.scratch)

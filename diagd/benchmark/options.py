@@ -3,11 +3,13 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import tyro
+
 from diagd.backends.names import Backend, DTypeChoice
 from diagd.checks import check_at_least, check_values
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.table import Conditions, Diagonal, Raster, Strategy, parse_strategies
+from diagd.decoding.strategies.table import Diagonal, Raster, Strategy, parse_strategies
 from diagd.families.defaults import GenerationDefaults
 from diagd.flags import Device, OutputFile, RowLags
 
@@ -29,7 +31,7 @@ class BenchOptions:
     model: str = "doom"  # doom, maze or a folder; or a preset with random weights: mc-ar-42m
     grid: str | None = None  # frames x rows x columns to generate; default 2 frames of the model's
     row_lag: RowLags = (1, 2, 4)  # a row for the diagonals of each
-    # more rows: k=1,d=14, exact, exact,lanes=32, sjd, zipar=4 ...
+    # more rows: k=1,d=14, exact, exact,lanes=32, zipar=4 ...
     strategy: tuple[str, ...] = ()
     overlap: bool = False  # frames start row_lag * rows steps apart (Cosmos); else spatial only
     # frames to go on from, rows for each number; default: 1, and what fills the context
@@ -70,7 +72,7 @@ class BenchOptions:
         for strategy in self.strategies(grid):
             if self.steps and not strategy.has_schedule:
                 raise ValueError(f"steps skips most steps, of which {strategy} needs every one")
-            strategy.check(Conditions(self.sampling().temperature, grid))
+            strategy.check(grid)
 
     def shortened(self) -> "BenchOptions":
         """Replace --quick by what it stands for."""
@@ -108,11 +110,15 @@ class DoctorOptions:
     With --json the document has `machine`, `gpu` (null on the CPU), `kernels` (and
     how those `tried` did), `choices` (what auto becomes, and why, and `fastest`; what
     a step takes for each of the `candidates`), `extras` (the modules that each lacks),
-    `frames_per_second` of the bundled model by strategy, as `diagd play` shows it, and `warnings`.
+    `frames_per_second` of the model by strategy, as `diagd play` shows it (none for models that
+    bring no prompt), and `warnings`.
     """
 
     device: Device = "cpu"  # cpu, cuda, cuda:1
+    model: str = "doom"  # for which is chosen, and which is probed: bundled, a folder, a checkpoint
     seconds: float = 5.0  # of the speed probe; 0 leaves it out
+    # time a step of the model's shape now, and not from what was timed within the last day
+    again: tyro.conf.FlagCreatePairsOff[bool] = False
 
     def __post_init__(self) -> None:
         check_values(self, ("seconds", 0 <= self.seconds < float("inf"), "0 or more"))

@@ -14,8 +14,9 @@ from torch import Tensor
 from diagd.backends.linears import multiplies_packed
 from diagd.backends.native.library import load_library
 from diagd.backends.native.model import NativeModel
+from diagd.decoding.engine import run_step
 from diagd.decoding.generate_tokens import synchronized_time
-from diagd.decoding.model import CausalModel, ModelWrapper, StepFunction, StepParts
+from diagd.decoding.model import CausalModel, ModelWrapper, Step, StepFunction
 from diagd.models.config import ModelConfig
 
 _STREAM_NUMBERS = 2**28  # float32: 1 GiB, larger than any cache
@@ -45,6 +46,13 @@ def measure_ceilings(device: torch.device, *dtypes: torch.dtype) -> Ceilings:
         bytes_per_second=moved / _fastest(stream, device),
         flops_per_second=2 * size**3 / min(seconds),
     )
+
+
+@cache
+def read_rate(device: torch.device, num_bytes: int) -> float:
+    """Measure the bytes a second of reading so many again and again; caches hold few of them."""
+    stream, moved = _stream(torch.ones(min(_STREAM_NUMBERS, num_bytes // 4 + 1), device=device))
+    return moved / _fastest(stream, device)
 
 
 def _stream(numbers: torch.Tensor) -> tuple[Callable[[], object], int]:
@@ -130,9 +138,10 @@ class Stopwatch(ModelWrapper[CausalModel]):
             times.parts["bookkeeping"] = sum(times.seconds) - known
         return times
 
-    def make_step(self, step: StepParts) -> StepFunction:
+    def make_step(self, step: Step) -> StepFunction:
         """Time the model's own step; or its parts, where it does not tell how long they take."""
-        run = step.run if self._by_part else self.model.make_step(step.of(self.model))
+        fused = None if self._by_part else self.model.make_step(step)
+        run = fused or partial(run_step, self if self._by_part else self.model, step)
 
         def timed(lanes: Tensor, num_slots: int) -> None:
             self._num_seen += 1

@@ -30,7 +30,7 @@ from diagd.console import cell, make_console, print_records, progress
 from diagd.decoding.generate_tokens import DecodingEngine, peak_memory_bytes, synchronized_time
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.table import Conditions, Strategy
+from diagd.decoding.strategies.table import Strategy
 from diagd.families.checkpoints import find_model, load_model
 from diagd.families.presets import PRESETS
 from diagd.files import write_json
@@ -92,18 +92,15 @@ def engine_rows(
     """
     config, device = model.config, model.device
     prepared, backend = prepare(model, backend, dtype == "int8")
-    replays, seam = prepared.replays, config.num_seam_tokens
-    for strategy in strategies:
-        strategy.check(Conditions(sampling.temperature, grid, 1, replays, seam))
     knows_steps = backend != "webgpu"  # which records them, and runs those of a frame together
-    has_parts = knows_steps and device.type == "cpu" and not replays
+    has_parts = knows_steps and device.type == "cpu" and not prepared.replays
     stopwatch = steps.Stopwatch(prepared, has_parts, sample)
     engine = DecodingEngine(
         stopwatch,
         grid.height,
         grid.width,
         num_action_tokens=config.num_action_tokens,
-        num_seam_tokens=seam,
+        num_seam_tokens=config.num_seam_tokens,
         sampling=sampling,
         context=inputs[0].text,
     )
@@ -219,14 +216,19 @@ def report_rows(
             "tokens_equal_to_raster": (first.tokens == raster.runs[0].tokens).float().mean().item(),
         }
         if times := [run.times for run in timed if run.times]:
-            line |= _limits(row, times, config, ceilings[row.dtype])
-            line["attention"] = _attention(row, times, config, first.tokens.device)
+            device = first.tokens.device
+            line |= _limits(row, times, config, ceilings[row.dtype], device)
+            line["attention"] = _attention(row, times, config, device)
         report.append(line | {"disturbed": is_disturbed(line)})
     return report
 
 
 def _limits(
-    row: Row, times: list[steps.StepTimes], config: ModelConfig, ceilings: steps.Ceilings
+    row: Row,
+    times: list[steps.StepTimes],
+    config: ModelConfig,
+    ceilings: steps.Ceilings,
+    device: torch.device,
 ) -> dict[str, Any]:
     """Compare the steps with the machine's ceilings, and split their time into parts."""
     cache_bytes = CACHE_BYTES[row.dtype]
@@ -234,6 +236,8 @@ def _limits(
     count, total = len(seconds), sum(seconds)
     read = sum(steps.bytes_read(config, one, row.weight_bytes, cache_bytes) for one in times)
     done = sum(steps.flops(config, one) for one in times)
+    # what caches hold from step to step is read faster than memory
+    rate = max(ceilings.bytes_per_second, steps.read_rate(device, round(read / count)))
     return {
         "step_ms": {
             "p50": statistics.median(seconds) * 1000,
@@ -243,7 +247,7 @@ def _limits(
         },
         "megabytes_per_step": read / count / 1e6,
         "megaflops_per_step": done / count / 1e6,
-        "bandwidth_share": read / total / ceilings.bytes_per_second,
+        "bandwidth_share": read / total / rate,
         "flops_share": done / total / ceilings.flops_per_second,
         "parts_ms": {
             part: sum(one.parts[part] for one in times) / count * 1000 for part in times[0].parts
@@ -376,7 +380,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
     grid = TokenGrid.parse(options.grid or size)
     strategies, sampling = options.strategies(grid), options.sampling()
     for strategy in strategies:
-        strategy.check(Conditions(sampling.temperature, grid))  # before a model is loaded
+        strategy.check(grid)  # before a model is loaded
     counts = options.context_frames or (1, max(1, held - grid.num_frames))
     given_alone = config.num_action_tokens or config.prefix_length
     if held == 1 and given_alone and set(counts) == {1}:

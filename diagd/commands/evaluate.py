@@ -2,21 +2,21 @@
 
 Every clip is continued from its first frames under its recorded actions, by each model with each
 strategy and the same seed. Raster, the tokenizer's reconstruction and a copy of the last given
-frame are always in. A killed run goes on; `diagd report` turns results.jsonl into a page.
+frame are always in. A killed run resumes; `diagd report` turns results.jsonl into a page.
 
 Of a model of images every strategy makes an image of a text or a class under the same noise, and
 raster's stands in for the truth. A strategy's price is what raster's own tokens cost under its
 schedule, with the guidance under which they were drawn.
 
     diagd evaluate --clips work/doom/heldout --num-clips 64 --out work/study
-    diagd evaluate --model Janus-Pro-1B --prompts texts.txt --out work/janus
+    diagd evaluate --model deepseek-ai/Janus-Pro-1B --prompts p.txt --out out
 """
 
 import json
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from diagd.backends.devices import device_of
-from diagd.backends.names import DTypeName
-from diagd.backends.prepare import choose_dtype
+from diagd.backends.names import Backend, DTypeName
+from diagd.backends.prepare import choose_backend, choose_dtype
 from diagd.checks import shorten
 from diagd.console import make_console, track
 from diagd.data.actions import idle_action, split_actions
@@ -54,20 +54,26 @@ from diagd.evaluation.results import (
     read_results,
     video_path,
 )
-from diagd.families.checkpoints import model_path
+from diagd.families.checkpoints import find_model, model_path
 from diagd.families.clip_files import Clip, find_clips
 from diagd.files import read_lines
 from diagd.metrics import quality
 from diagd.metrics.perceptual import ImageFeatures, Lpips, VideoFeatures
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.prompts import seed_of
+from diagd.pipeline.world_folder import check_strategy
 from diagd.system import clip_fingerprint, fingerprint, provenance
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from diagd.workers import do_tasks
 
 
-def choose_clips(clips: Path, num_clips: int | None, seed: int) -> list[str]:
-    """Draw clips of a folder, or prompts of a file; a larger draw of one seed has the smaller."""
+def choose_clips(
+    clips: Path, num_clips: int | None, seed: int, limit: int | None = None
+) -> list[str]:
+    """Draw clips of a folder, or prompts of a file; a larger draw of one seed has the smaller.
+
+    Without a number all that are there are drawn, up to the `limit`.
+    """
     what = "clips"
     if clips.is_dir():
         names = list(find_clips(clips))
@@ -77,7 +83,8 @@ def choose_clips(clips: Path, num_clips: int | None, seed: int) -> list[str]:
             raise ValueError(f"{clips}: expected a text or a class a line, got none")
         if twice := [name for place, name in enumerate(names) if name in names[:place]]:
             raise ValueError(f"{clips}: {twice[0]!r} is there twice")
-    num_clips = len(names) if num_clips is None else num_clips
+    if num_clips is None:
+        num_clips = min(len(names), limit or len(names))
     if not 1 <= num_clips <= len(names):
         raise ValueError(f"expected a number of {what} from 1 to {len(names)}, got {num_clips}")
     places = list(range(len(names)))
@@ -102,8 +109,10 @@ class Task(NamedTuple):
 class ClipMeter:
     """Measures tasks one after the other; keeps the last model, clip and image of raster."""
 
-    def __init__(self, options: EvaluateOptions, dtype: DTypeName) -> None:
-        self.options = options
+    def __init__(
+        self, options: EvaluateOptions, dtype: DTypeName, backends: Mapping[str, Backend]
+    ) -> None:
+        self.options, self._backends = options, backends  # one for each label
         self._dtype: DTypeName = dtype
         device = torch.device(options.device)
         backbone, detector = options.lpips_backbone, options.fvd_detector
@@ -128,7 +137,7 @@ class ClipMeter:
                 options.labelled_models()[model],
                 options.device,
                 self._dtype,
-                options.backend,
+                self._backends[model],
                 tokenizer=options.tokenizer,
             )
             _check_world(world, options, model)
@@ -241,11 +250,10 @@ class ClipMeter:
         if options.revisit and world.vocabulary is not None:
             coming = walk(*options.revisit_actions, idle_action(world.vocabulary), options.revisit)
         return world.generate(
-            clip.frames[:given],
+            world.read_prompt(clip.frames[:given], between),
             coming and list(islice(cycle(coming), num_frames)),
             num_frames,
             strategy=strategy,
-            context_actions=between,
             sampling=options.drawing(world.defaults),
             seed=seed_of(clip.name, options.seed),
         )
@@ -373,14 +381,21 @@ def _check_world(world: VideoGenerator, options: EvaluateOptions, model: str) ->
 def main(options: EvaluateOptions) -> dict[str, Any]:
     """Measure what is not there yet, clips that `failed` before as well, and print the tables."""
     device, models = device_of(options.device), options.labelled_models()
-    dtype = choose_dtype(options.dtype, device)
     fingerprints = {label: fingerprint(model_path(name)) for label, name in models.items()}
     of_images = options.of_images
-    count = options.num_clips if of_images else options.lengths.num_clips
-    clips = choose_clips(options.clips, count, options.seed)
+    limit = None if of_images else options.lengths.num_clips
+    clips = choose_clips(options.clips, options.num_clips, options.seed, limit)
+    for name in models.values():
+        found = find_model(name)
+        options.drawing(found.family.defaults(found))
+        for strategy in options.strategies():
+            check_strategy(found, strategy)
     if options.revisit:
         clips_after(options.clips, clips[0])  # or there is no chance
-    meter = ClipMeter(options, dtype)
+    file = IMAGES_FILE if of_images else RESULTS_FILE
+    path = options.out / (LIKELIHOOD_FILE if options.teacher_forced else file)
+    dtype, backends = _decide(options, device, path)
+    meter = ClipMeter(options, dtype, backends)
     failed: dict[str, str] = {}
     loads_here = options.is_this_process  # else others load the models
     if loads_here:
@@ -392,6 +407,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     run = {
         "kind": "run",
         "settings": options.settings(dtype),
+        "backends": backends,
         "metrics": meter.provenance,
         "models": fingerprints,
         "clips": {name: clip_fingerprint(files[name].path) for name in clips if name in files},
@@ -406,8 +422,6 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
         if clip not in failed
         for strategy in options.names()
     ]
-    file = IMAGES_FILE if of_images else RESULTS_FILE
-    path = options.out / (LIKELIHOOD_FILE if options.teacher_forced else file)
     num_measured = 0
     with appending(path) as append:
         before = read_results(path)
@@ -416,7 +430,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
         if missing := [task for task in tasks if tuple(task) not in done]:
             run["run"] = len(before.runs)
             append(run)
-            make = (lambda: meter) if loads_here else partial(ClipMeter, options, dtype)
+            make = (lambda: meter) if loads_here else partial(ClipMeter, options, dtype, backends)
             outcomes, num_done = do_tasks(missing, make, options), len(tasks) - len(missing)
             what = "images x strategies" if of_images else "clips x strategies"
             for task, outcome in track(outcomes, what, len(tasks), num_done):
@@ -429,17 +443,41 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
                     num_measured += 1
     if not (results := read_results(path)).clips:
         raise ValueError(next(iter(failed.values())))
-    table = compare(results)
+    table, notes = compare(results), list[str]()
     console = make_console()
     table.print(console)
+    if limit is not None and len(clips) < limit:
+        there = f"all {len(clips)} clips of {options.clips}"
+        notes.append(f"{there}: the protocol {options.protocol} has {limit}")
+        console.print(f"note: {notes[0]}")
     for clip, why in failed.items():
         console.print(f"{clip} could not be measured: {why}")
     return {
         "results": str(path),
         "measured": num_measured,
         "failed": failed,
-        "notes": table.notes,
+        "notes": [*notes, *table.notes],
         "rows": table.rows,
+    }
+
+
+def _decide(
+    options: EvaluateOptions, device: torch.device, path: Path
+) -> tuple[DTypeName, dict[str, Backend]]:
+    """Return the dtype, and each model's backend: those of earlier runs of these results, if any.
+
+    Timings choose, and may choose otherwise the next time.
+    """
+    runs = read_results(path).runs if path.is_file() else []
+    runs = [run for run in runs if run["options"].get("dtype") == options.dtype]
+    dtype: DTypeName = (
+        runs[-1]["settings"]["dtype"] if runs else choose_dtype(options.dtype, device)
+    )
+    known = {label: one for run in runs for label, one in run.get("backends", {}).items()}
+    return dtype, {
+        label: known.get(label)
+        or choose_backend(options.backend, device, dtype, find_model(model).config)
+        for label, model in options.labelled_models().items()
     }
 
 

@@ -2,16 +2,16 @@
 
 diagd generate                 # the bundled model, its prompt: dream.mp4
 diagd generate --actions "forward*8,left*8" --compare
-diagd generate --prompt photo.jpg --actions forward --output dream.gif
+diagd generate --prompt photo.jpg --actions forward --out dream.gif
 diagd generate --model WHAM_200M.ckpt --prompt clip.npz
 diagd generate --model Cosmos-Predict1-4B --tokenizer DV8x16x16-720p
-diagd generate --model c2i_B_256.pt --actions "class 207" --output dog.png
-diagd generate --model Emu3-Gen-hf --text "a red house" -k 1   # dream.png
+diagd generate --model c2i_B_256.pt --actions "class 207" --out dog.png
+diagd generate --model BAAI/Emu3-Gen-hf --text "a red house"  # dream.png
 diagd generate --prompts clips --out dreams --workers 2   # one for each
 """
 
-import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -24,19 +24,19 @@ from rich.console import Console
 from torch import Tensor
 
 from diagd.backends.devices import device_of
-from diagd.console import duration, make_console, print_records, track, waiting
-from diagd.data.actions import parse_actions, read_actions
-from diagd.data.video import IMAGE_SUFFIXES, contact_sheet, save_frames, write_image
+from diagd.console import duration, make_console, print_records, progress, track, waiting
+from diagd.data.actions import ActionCodec, parse_actions, read_actions
+from diagd.data.video import contact_sheet, save_frames, write_image
 from diagd.decoding.strategies.table import Raster, Strategy
-from diagd.families.checkpoints import model_path
-from diagd.families.clip_files import VIDEO_SUFFIXES, recording_formats
-from diagd.files import require_folder, write_json
+from diagd.families.checkpoints import find_model, model_path
+from diagd.families.clip_files import prompt_suffixes
+from diagd.files import list_files, read_json_object, require_file, write_json
 from diagd.flags import output_file
 from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.options import MANY_VIDEOS, ONE_VIDEO, GenerateOptions
 from diagd.pipeline.prompts import Prompt, likeness_notes, seed_of
-from diagd.pipeline.world_folder import WorldSource
+from diagd.pipeline.world_folder import WorldSource, check_strategy, codec_of, decide
 from diagd.system import fingerprint, only_writer, provenance, refuse_other_run
 from diagd.tokenizers.text import encode_text, read_embedding
 from diagd.workers import do_tasks
@@ -50,6 +50,16 @@ class PromptWorker:
 
     def __init__(self, options: GenerateOptions) -> None:
         self.options, self.device = options, device_of(options.device)
+        found = find_model(options.model, options.config)  # without reading weights
+        defaults = found.family.defaults(found)
+        self.sampling = options.sampling(defaults)
+        self.strategy = options.decoding(defaults, found.config.grid_height)
+        check_strategy(found, self.strategy)
+        self.num_frames = options.frames or defaults.num_frames
+        if options.prompt is not None and defaults.context_frames:
+            require_file(options.prompt, "video")
+        self._notes: list[str] = []
+        self._actions = self._read_actions(options.actions, codec_of(found))
         self.world = world = VideoGenerator.from_pretrained(
             options.model,
             self.device,
@@ -58,17 +68,12 @@ class PromptWorker:
             config=options.config,
             tokenizer=options.tokenizer,
         )
-        self.sampling = options.sampling(world.defaults)
-        self.strategy = options.decoding(world.defaults, world.height)
-        self.num_frames = options.frames or world.defaults.num_frames
         self.makes_pictures = not world.defaults.context_frames and self.num_frames == 1
         world.check(self.strategy, self.sampling)  # before anything ran in vain
         world.num_grids(self.num_frames)
         if options.context_frames and not world.defaults.context_frames:
             raise ValueError("this model makes images without a prompt: leave context_frames out")
         self._folder, self._provenance = WorldSource(options.model).folder, provenance(self.device)
-        self._notes: list[str] = []
-        self._actions = self._read_actions(options.actions)
         self._text = self._read_text()
         if options.images > 1 and not self.makes_pictures:
             raise ValueError("images is for a model that makes single images: leave it out")
@@ -103,9 +108,9 @@ class PromptWorker:
             raise ValueError(f"the model reads a text of width {size}, got {states.shape[2]}")
         return states.to(self.device)
 
-    def _read_actions(self, asked: str | None) -> list[str]:
+    def _read_actions(self, asked: str | None, codec: ActionCodec | None) -> list[str]:
         """Read actions from a jsonl file, or from text whose last one goes on to the end."""
-        codec, wanted = self.world.vocabulary, self.num_frames
+        wanted = self.num_frames
         if asked is None:
             return []
         if codec is None:
@@ -150,7 +155,12 @@ class PromptWorker:
         return replace(prompt, coming_actions=actions, notes=[*notes, *self._notes])
 
     def generate(
-        self, prompt: Prompt, num_frames: int, strategy: Strategy, seed: int
+        self,
+        prompt: Prompt,
+        num_frames: int,
+        strategy: Strategy,
+        seed: int,
+        on_frame: Callable[[int], object] | None = None,
     ) -> GeneratedVideo:
         """Generate a video, or so many images as if they were its frames."""
         actions = prompt.coming_actions[:num_frames] if self.world.vocabulary else None
@@ -164,6 +174,7 @@ class PromptWorker:
             seed=seed,
             text=self._text,
             guidance=self.options.guidance,
+            on_frame=on_frame,
         )
         whole = {n: torch.cat([getattr(one, n) for one in made]) for n in ("frames", "tokens")}
         return replace(made[0], **whole)
@@ -186,6 +197,7 @@ class PromptWorker:
             "wall_seconds": time.perf_counter() - started,  # with tokenizing and painting
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "dtype": self.world.dtype,
+            "backend": self.world.backend,
             **self._provenance,
         }
         return record, torch.cat([prompt.frames, video.frames]), prompt.fps
@@ -199,9 +211,10 @@ def _continue_many(options: GenerateOptions, prompts: Path, out: Path) -> dict[s
     settings = _settings(options)
     failed: dict[str, str] = {}
     with only_writer(out):
-        missing = [path for path in paths if not _is_done(path.stem, out, settings)]
+        before = [_read_record(path.stem, out, settings) for path in paths]
+        missing = [path for path, record in zip(paths, before, strict=True) if record is None]
         num_done = len(paths) - len(missing)
-        results = do_tasks(missing, partial(PromptWorker, options), options)
+        results = do_tasks(missing, partial(PromptWorker, _decided(options, before)), options)
         for path, made in track(results, "prompts", len(paths), num_done):
             if isinstance(made, ValueError):
                 failed[path.name] = str(made)
@@ -226,37 +239,43 @@ def find_prompts(folder: Path) -> list[Path]:
             f"prompts must be a folder of clips, got the file {folder}: an image is made of one "
             "--text or class, those of a file by diagd evaluate"
         )
-    require_folder(folder, "folder of prompts")
-    suffixes = (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES, *recording_formats())
     paths: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
-        if path.suffix.lower() not in suffixes or path.name.startswith(".") or path.is_dir():
-            continue
+    for path in list_files(folder, "folder of prompts", prompt_suffixes()):
         if path.stem in paths:
             raise ValueError(f"two prompts have one name: {paths[path.stem]} and {path}")
         paths[path.stem] = path
     if not paths:
-        raise FileNotFoundError(f"no prompts ({', '.join(suffixes)}) in {folder}")
+        raise FileNotFoundError(f"no prompts ({', '.join(prompt_suffixes())}) in {folder}")
     return list(paths.values())
 
 
 def _settings(options: GenerateOptions) -> dict[str, Any]:
-    names = {field.name for field in fields(options)} - {"prompts", *ONE_VIDEO, *MANY_VIDEOS}
+    names = {field.name for field in fields(options)} - {"prompts", "out", *ONE_VIDEO, *MANY_VIDEOS}
     flags = {name: getattr(options, name) for name in sorted(names)}
     return {"weights": fingerprint(model_path(options.model)), **flags}
 
 
-def _is_done(name: str, out: Path, settings: dict[str, Any]) -> bool:
-    """Return whether a prompt has its video, or raise ValueError for one of other settings."""
+def _decided(options: GenerateOptions, before: list[dict[str, Any] | None]) -> GenerateOptions:
+    """Decide for all workers what `auto` is: what it was for the videos that are there."""
+    known: dict[str, Any] = next((record for record in before if record), {})
+    decided = known.get("dtype", options.dtype), known.get("backend", options.backend)
+    device = torch.device(options.device)
+    if device.type == "cpu" or torch.cuda.is_available():  # else workers of a cluster have one
+        decided = decide(options.model, device, *decided, options.config)
+    return replace(options, dtype=decided[0], backend=decided[1])
+
+
+def _read_record(name: str, out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """Read how a prompt's video was made, if it is there; ValueError for one of other settings."""
     if not (path := out / f"{name}.json").is_file():
-        return False
+        return None
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))["settings"]
-        found = {name: before[name] for name in settings if name not in _MAY_DIFFER}
+        record = read_json_object(path)
+        before = {name: record["settings"][name] for name in settings if name not in _MAY_DIFFER}
     except (ValueError, LookupError, TypeError):
         raise ValueError(f"{path}: expected what diagd generate writes beside a video") from None
-    refuse_other_run(f"{path} was made with", found, settings)
-    return (out / f"{name}.mp4").is_file()
+    refuse_other_run(f"{path} was made with", before, settings)
+    return record if (out / f"{name}.mp4").is_file() else None
 
 
 RASTER_FRAMES = 2
@@ -275,14 +294,14 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     if options.prompts is not None and options.out is not None:
         return _continue_many(options, options.prompts, options.out)
     console = make_console()
-    output = options.output or Path("dream.mp4")
+    output = options.out or Path("dream.mp4")
     prompt_file = options.prompt or Path(options.model) / "prompt.mp4"
     for path in map(output_file, (output, output.with_suffix(".png"))):
         if path.exists() and prompt_file.exists() and path.samefile(prompt_file):
             raise ValueError(f"output would overwrite the prompt {path}: choose another name")
     worker = PromptWorker(options)
     prompt = worker.read(options.prompt)
-    if options.output is None and worker.makes_pictures:
+    if options.out is None and worker.makes_pictures:
         output = output.with_suffix(".png")
     threads = f", {torch.get_num_threads()} threads" if options.device == "cpu" else ""
     title = f"{options.model} on {worker.device}{threads}, {worker.world.dtype}"
@@ -297,10 +316,13 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     report = _report(runs)
     columns = COLUMNS if len(report) > 1 else COLUMNS | {"speedup": "-"}
     print_records(console, title, columns, report)
-    if dropped := report[-1]["num_dropped_frames"]:
+    if report[-1]["num_dropped_frames"]:
+        seen = max(
+            worker.world.remembers or worker.world.config.frames_held, len(prompt.frames) + 1
+        )
         console.print(
-            "note: the video outgrew the model's context: its latest frames were generated without "
-            f"seeing the {dropped} oldest ones"
+            f"note: the model looks back {seen - 1} frames, so later frames did not see the first "
+            "ones (normal for this model)"
         )
     console.print(f"wrote {' and '.join(map(str, written))}")
     return {
@@ -317,9 +339,13 @@ def _run(
     """Generate the video, after a sample and some frames in raster order to compare with."""
     options, num_frames, strategy = worker.options, worker.num_frames, worker.strategy
 
-    def generate(strategy: Strategy, count: int, expected: str = "") -> GeneratedVideo:
-        with waiting(f"generating {count} frames, {strategy}{expected}"):
-            return worker.generate(prompt, count, strategy, options.seed)
+    def generate(strategy: Strategy, count: int) -> GeneratedVideo:
+        what = f"generating {count} frames, {strategy}"
+        if count == step:  # which come at once
+            with waiting(what):
+                return worker.generate(prompt, count, strategy, options.seed)
+        with progress(what, count) as job:
+            return worker.generate(prompt, count, strategy, options.seed, job.reach)
 
     step = worker.world.tokenizer.temporal_compression
     if (timed := options.raster_frames) is None:
@@ -328,18 +354,18 @@ def _run(
     timed = -(-timed // step) * step if strategy != Raster() else 0
 
     runs: list[tuple[Strategy, GeneratedVideo]] = []
-    expected = ""
     size = min(timed, num_frames - step) or step
     if size < num_frames:
         generate(strategy, step)  # warms up
         sample = generate(strategy, size)
-        expected = f", about {duration(sample.stats.seconds * num_frames / size)} here"
+        seconds = sample.stats.seconds * num_frames / size
+        expected = f"about {duration(seconds)} here" if seconds >= 1 else "under a second"
         size_px = "x".join(map(str, worker.world.frame_size_px))
-        console.print(f"{title}: {num_frames} frames of {size_px} px, {strategy}{expected}")
+        console.print(f"{title}: {num_frames} frames of {size_px} px, {strategy}, {expected}")
         runs = [(strategy, sample)] if size == timed else []
     if timed:
         runs.insert(0, (Raster(), generate(Raster(), timed)))
-    return [*runs, (strategy, generate(strategy, num_frames, expected))]
+    return [*runs, (strategy, generate(strategy, num_frames))]
 
 
 def _write(

@@ -51,7 +51,7 @@ TEMPLATES = Environment(
     autoescape=select_autoescape(["html"]),
     keep_trailing_newline=True,
 )
-STRIP_COLUMNS = 8
+STRIP_COLUMNS, VIDEO_COLUMNS = 8, 3
 CELL_HEIGHT_PX = 200  # small frames are enlarged by whole factors up to about this
 LABEL_HEIGHT_PX = 24
 
@@ -87,16 +87,17 @@ def write_side_by_side(path: Path, cells: dict[str, Tensor], fps: float) -> None
         ImageDraw.Draw(head).text(middle, label, "black", anchor="mm", font_size=12)
         above = torch.tensor(np.asarray(head)).expand(len(large), -1, -1, -1)
         blocks.append(torch.cat([above, large], dim=1))
+    num_rows = -(-len(cells) // VIDEO_COLUMNS)
+    columns = -(-len(cells) // num_rows)  # four are 2 + 2, not 3 + 1
     moments = zip(*blocks, strict=False)  # as long as the shortest
-    sheets = [contact_sheet(torch.stack(one), columns=min(len(cells), 3)) for one in moments]
+    sheets = [contact_sheet(torch.stack(one), columns) for one in moments]
     even_height, even_width = (size // 2 * 2 for size in sheets[0].shape[:2])
     write_video(path, torch.stack(sheets)[:, :even_height, :even_width], fps, crf=20)
 
 
 MARKERS = {  # of a strategy that is lossless so: marker, label
     "tokens": ("o", "raster's tokens"),
-    "distribution": ("D", "raster's distribution, other tokens"),
-    "no": ("x", "neither"),
+    "no": ("x", "other tokens"),
 }
 JOINED = (RASTER, "k=")
 SHADES = {"chance": "0.8", "truth": "0", "reconstruction": "0.35", "copy": "0.6"}
@@ -202,11 +203,11 @@ def _axis_label(column: Column) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with paragraphs, a table, pictures and videos (path -> caption), and JSON."""
+    """A heading, a table, paragraphs about it, pictures and videos (path -> caption), and JSON."""
 
     title: str
-    text: Sequence[str] = ()
     table: Table | None = None
+    text: Sequence[str] = ()
     figures: dict[str, str] = field(default_factory=dict)
     videos: dict[str, str] = field(default_factory=dict)
     code: str = ""
@@ -256,11 +257,11 @@ def main(options: ReportOptions) -> dict[str, Any]:
     if settings["drift"]:
         plot_drift(table, figures / "drift.png")
         plots = {"figures/drift.png": "Means over clips, by eights of frames after the given ones."}
-        measured = [Section("Drift", table.notes, table, plots)]
+        measured = [Section("Drift", table, table.notes, plots)]
     elif settings["revisit"]:
         plot_horizons(groups, figures / "revisit.png")
         plots = {"figures/revisit.png": "Likeness to the last given frame, mean over clips."}
-        measured = [Section("Away and back", table.notes, table, plots)]
+        measured = [Section("Away and back", table, table.notes, plots)]
     else:
         measured = _quality_sections(table, groups, figures)
     runs = [{"run": run["run"], "options": run["options"]} for run in results.runs]
@@ -269,7 +270,7 @@ def main(options: ReportOptions) -> dict[str, Any]:
         *example_sections(options.results, out, groups, options.examples),
         Section(
             "Where these numbers come from",
-            _origin(results),
+            text=_origin(results),
             code="\n".join(json.dumps(run, indent=1) for run in runs),
         ),
     ]
@@ -288,9 +289,9 @@ def _quality_sections(table: Table, groups: Groups, figures: Path) -> list[Secti
     frontier = {"figures/frontier.png": "Speed against quality."}
     horizons = {"figures/horizons.png": "Mean over clips, frame by frame after the given ones."}
     return [
-        Section("Quality and speed", [*_READING, *table.notes], table),
-        Section("Against raster", [_PAIRED], Table(others, (STRATEGY, *DIFFERENCES))),
-        Section("Speed against quality", [_FRONTIER], figures=frontier),
+        Section("Quality and speed", table, [*_READING, *table.notes]),
+        Section("Against raster", Table(others, (STRATEGY, *DIFFERENCES)), [_PAIRED]),
+        Section("Speed against quality", text=[_FRONTIER], figures=frontier),
         Section("Quality by horizon", figures=horizons),
     ]
 
@@ -302,9 +303,7 @@ _READING = (
     "named. reconstruction is what the tokenizer makes of the true frames, copy the last given "
     "frame.",
     "fed/token is the tokens fed for each that was written. = raster is the share of tokens equal "
-    "to raster's on the same clip with the same seed. exact and jacobi write raster's tokens; sjd "
-    "and mc-sjd draw from raster's distribution with other noise, so they share few tokens with it "
-    "and lose nothing.",
+    "to raster's on the same clip with the same seed. exact and jacobi write raster's tokens.",
 )
 _PAIRED = (
     "Mean paired difference over the same clips with the same seeds, with its 95% interval: an "
@@ -313,8 +312,8 @@ _PAIRED = (
 )
 _FRONTIER = (
     "A point is a strategy; bars are 95% intervals of the paired difference to raster; a line "
-    "joins raster and the diagonals. Dots write raster's tokens; diamonds (sjd, mc-sjd) write "
-    "other tokens, drawn from the same distribution; crosses write neither."
+    "joins raster and the diagonals. Dots write raster's tokens, crosses "
+    "others."
 )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diagd.checks import brief
 from diagd.files import naming, parse_object, read_json_object, read_lines, write_json, write_text
 
 # One action a frame: `forward*8,left*4`, or (T,) names or integers, indices into `codec.names`
@@ -73,12 +74,13 @@ class ActionVocabulary:
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) != len(self.names):
-            given = f"{len(self.names)}: {', '.join(map(repr, self.names[:8]))}"
+            given = f"{len(self.names)}: {brief(self.names)}"
             raise ValueError(f"action names must be distinct and not empty, got {given}")
 
     def id_of(self, name: str) -> int:
         if name not in self.names:
-            raise ValueError(f"unknown action {name!r}, expected one of: {', '.join(self.names)}")
+            known = ", ".join(self.names)
+            raise ValueError(f"unknown action {brief(name)}, expected one of: {known}")
         return self.names.index(name)
 
     @property
@@ -98,7 +100,8 @@ class ActionVocabulary:
         names = read_json_object(path).get("names")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(f'{path} is no action vocabulary, {{"names": ["none", ...]}}')
-        return cls(tuple(names))
+        with naming(path):
+            return cls(tuple(names))
 
     def save(self, path: Path) -> None:
         write_json(path, {"names": self.names})
@@ -123,7 +126,7 @@ def as_actions(given: Actions, codec: ActionCodec, num_frames: int | None = None
         if isinstance(value, bool) or not isinstance(value, str | int | np.integer):
             raise ValueError(
                 "actions must be a string such as forward*8,left*4, names, or (T,) integers, "
-                f"got {values if value is None else value!r}"
+                f"got {brief(values if value is None else value)}"
             )
         if isinstance(value, str):
             codec.tokens_of(value)

@@ -1,4 +1,4 @@
-"""Read and write videos and pictures as uint8 RGB tensors (T, H_px, W_px, 3), through PyAV."""
+"""Read and write videos and pictures as uint8 RGB tensors (T, H_px, W_px, 3)."""
 
 import collections
 import contextlib
@@ -13,23 +13,19 @@ from pathlib import Path
 import av
 import numpy as np
 import torch
-from av.container import InputContainer
-from av.error import FFmpegError
 from av.filter import Graph
 from av.video.stream import VideoStream
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.files import check_suffix, require_file, write_bytes
-
-Rate = Fraction | float  # frames a second
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+from diagd.data.frames import Rate, Shown, Times, opened
+from diagd.files import check_suffix, naming, require_file, write_bytes
 
 
 @dataclass(frozen=True)
 class Video:
     frames: Tensor  # (T, H_px, W_px, 3) uint8 RGB
-    fps: Fraction  # 1 for a still image
+    fps: Fraction  # on average; 1 for a still image
 
 
 def read_video(
@@ -41,83 +37,49 @@ def read_video(
     fps: Rate | None = None,
     size_px: tuple[int, int] | None = None,
 ) -> Video:
-    """Decode up to `max_frames` frames of a video, or the one frame of an image.
+    """Read up to `max_frames` frames of a film or an animation, or the one frame of an image.
 
-    Only these are kept in memory, each at its final size; the file is read no further.
+    They are as a player or a browser shows them (see `frames`). Only these are kept in memory, each
+    at its final size.
 
     Args:
         start: frames to skip, counted at the rate of `fps`.
         last: keep only this many, from the end.
-        fps: read at a lower frame rate (see `frame_numbers`); default: every frame.
-        size_px: (height_px, width_px) that frames are fitted to (see `resize`); default: as stored.
+        fps: read at a lower frame rate (see `Times.numbers`); default: every frame.
+        size_px: (height_px, width_px) that frames are fitted to (see `resize`); default: as shown.
     """
-    frames, decoded = collections.deque[Tensor](maxlen=last), 0
-    with _opened(path) as (container, stream):
-        expected = stream.frames  # 0 when the container does not say
-        if stream.codec_context is None:
-            raise ValueError(f"{path} cannot be decoded (corrupt or truncated): no codec")
-        stream.codec_context.options = {"err_detect": "explode"}  # else damage is painted over
-        numbers = frame_numbers(_rate(stream), fps, start)
-        wanted = next(numbers)
-        for number, frame in enumerate(container.decode(stream)):
-            decoded += 1
-            if number < wanted:
-                continue
-            pixels = torch.from_numpy(frame.to_ndarray(format="rgb24"))
-            upright = torch.rot90(pixels, round(frame.rotation / 90))  # phones film on their side
-            frames.append(fit(upright.contiguous(), size_px))
-            if len(frames) == max_frames:
-                break
-            wanted = next(numbers)
-        rate = _rate(stream) if fps is None else Fraction(fps)
-    if not decoded:
-        raise ValueError(f"{path} holds no frames (corrupt or truncated)")
-    if decoded < expected and len(frames) != max_frames:
-        raise ValueError(f"{path} is truncated: expected {expected} frames, decoded {decoded}")
-    if not frames:
-        raise ValueError(f"{path} has no frame behind the first {start}, it ends after {decoded}")
-    if Path(path).suffix.lower() in IMAGE_SUFFIXES:
-        return Video(frames[0][None], Fraction(1))
-    return Video(torch.stack(list(frames)), rate)
-
-
-def video_length(path: str | Path) -> tuple[int, Fraction]:
-    """Return the number of frames (stored, or else of packets) and the rate; decodes nothing."""
-    with _opened(path) as (container, stream):
-        num_frames = stream.frames or sum(packet.size > 0 for packet in container.demux(stream))
-        return num_frames, _rate(stream)
-
-
-def frame_numbers(rate: Fraction, fps: Rate | None, start: int = 0) -> Iterator[int]:
-    """Yield, without end, the numbers of the frames that show a video at a lower frame rate.
-
-    Frame n = start, start + 1 ... of the slower video is the nearest one in time, n * rate / fps,
-    halves up; no frame is shown twice. None, or up to 1% above `rate` (30 for 29.97), is every one.
-    """
-    if fps is not None and not 0 < fps <= rate * Fraction(101, 100):
-        raise ValueError(f"fps must be above 0 and at most the video's {float(rate):g}, got {fps}")
-    ratio = Fraction(1) if fps is None else max(rate / Fraction(fps), Fraction(1))
-    return (int(n * ratio + Fraction(1, 2)) for n in itertools.count(start))
+    with open_video(path) as shown:
+        numbers = itertools.count(start)
+        if fps is not None or last is not None:
+            with naming(path):
+                numbers = shown.times.numbers(fps, start)
+        numbers = itertools.islice(numbers, max_frames)
+        if last is not None:
+            numbers = collections.deque(numbers, maxlen=last)
+        frames = [fit(torch.from_numpy(frame), size_px) for frame in shown.frames(numbers)]
+        if not frames:
+            ends = f"it ends after {len(shown.times.starts)}"
+            raise ValueError(f"{path} has no frame behind the first {start}, {ends}")
+        return Video(torch.stack(frames), shown.times.rate if fps is None else Fraction(fps))
 
 
 @contextlib.contextmanager
-def _opened(path: str | Path) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """Open a video for reading; errors on the way become a ValueError of one line."""
-    path = require_file(path, "video")
-    try:
-        # as a stream of bytes: ffmpeg reads `a:b.mp4` as an address and `50%d.png` as a pattern
-        with path.open("rb") as file, av.open(file, "r") as container:
-            if not container.streams.video:
-                raise ValueError(f"{path} holds no video stream (corrupt or truncated?)")
-            yield container, container.streams.video[0]
-    except (FFmpegError, OSError, EOFError) as error:
-        said = getattr(error, "strerror", None) or error
-        hint = ", or animated: give .gif or .mp4" if path.suffix.lower() == ".webp" else ""
-        raise ValueError(f"{path} cannot be decoded (corrupt or truncated{hint}): {said}") from None
+def open_video(path: str | Path) -> Iterator[Shown]:
+    """Open a film, an animation or an image by its path, or raise ValueError."""
+    with require_file(path, "video").open("rb") as file, opened(file, str(path)) as shown:
+        yield shown
 
 
-def _rate(stream: VideoStream) -> Fraction:
-    return Fraction(stream.average_rate or stream.guessed_rate or 1)
+def video_times(path: str | Path) -> Times:
+    """Return when the frames of a video are shown; of a film, nothing is decoded."""
+    with open_video(path) as shown:
+        return shown.times
+
+
+def video_length(path: str | Path) -> tuple[int, Fraction]:
+    """Return the number of frames and the average rate; of a film, nothing is decoded."""
+    times = video_times(path)
+    return len(times.starts), times.rate
 
 
 @contextlib.contextmanager

@@ -8,27 +8,26 @@ positions matter to the model, or `keep_frames` says so, the prefix and the newe
 prefilled again from slot 0 instead.
 """
 
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from diagd.decoding.model import Buffers, CausalModel, StepFunction
+from diagd.decoding.model import Buffers, CausalModel, Step, StepFunction
 from diagd.decoding.sampling import UNDRAWN, Draw, ValidRanges
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import SCRATCH, DecodePlan, Order, SequenceLayout, make_plan
-from diagd.decoding.visibility import NEVER, Rule, raster_rule, visible_slots
+from diagd.decoding.visibility import NEVER, Rule, visible_slots
+from diagd.threads import follow_free_cores
 
 # Lanes of a prompt fed at once: on the CPU what the caches of its cores hold, on a GPU what keeps
 # it busy while the host launches the next layer.
 PREFILL_LANES = {"cpu": 256, "cuda": 4096}
 BLOCK = 64  # cache slots are read in whole blocks, so that few numbers of them occur
-# the step, logits (B, L, V) and their lanes -> ids (B, L); equal rules draw the same
-DrawRule = Callable[["Step", Tensor, "Lanes"], Tensor]
 
 
 class Lanes(NamedTuple):
@@ -49,48 +48,26 @@ class Lanes(NamedTuple):
         return cls(*packed.unbind())
 
 
-@dataclass(frozen=True, eq=False)
-class Step:
-    """One step of decoding: what runs, over what, and how."""
+def run_step(model: CausalModel, step: Step, lanes: Tensor, num_slots: int) -> None:
+    """Gather, forward, sample, scatter: lanes (8, L), over so many slots in whole blocks."""
+    lane, memory, num_slots = Lanes.of(lanes), step.buffers, whole_blocks(num_slots, BLOCK)
+    seen = lane.positions, lane.steps, memory.held[:num_slots], memory.fed_at[:num_slots]
+    visible = model.see(*seen) if step.is_plain else visible_slots(*seen, step.rule)
+    # UNDRAWN is no id: it is found in `Stream.finish_frame`
+    tokens = memory.tokens[:, lane.inputs].clamp_(min=0)
+    logits = model.forward(tokens, lane.positions, lane.slots, visible, memory.cache)
+    places = lane.frames, lane.rows, lane.columns
+    draw = Draw(step.sampling, step.ranges, memory.seeds, *places)
+    memory.tokens.index_copy_(1, lane.outputs, model.sample(logits, draw))
 
-    model: CausalModel
-    buffers: Buffers
-    sampling: SamplingOptions  # how tokens are drawn
-    ranges: ValidRanges  # among which
-    rule: Rule = raster_rule  # who may see whom
-    draw_rule: DrawRule | None = None  # what turns logits into tokens; None is `draw`
 
-    @property
-    def is_plain(self) -> bool:  # for which kernels may be written
-        return self.rule is raster_rule and self.draw_rule is None
+class NextStep(NamedTuple):
+    """What a strategy asks for: the lanes of one step."""
 
-    @property
-    def kind(self) -> Hashable:
-        """All that the step depends on but the buffers, the lanes and the slots."""
-        return replace(self.sampling, valid_range=None), self.ranges, self.rule, self.draw_rule
-
-    def of(self, model: CausalModel) -> "Step":
-        return replace(self, model=model)
-
-    def run(self, lanes: Tensor, num_slots: int) -> None:
-        """Gather, forward, sample, scatter: lanes (8, L), over so many slots in whole blocks."""
-        lane, memory, num_slots = Lanes.of(lanes), self.buffers, whole_blocks(num_slots, BLOCK)
-        seen = lane.positions, lane.steps, memory.held[:num_slots], memory.fed_at[:num_slots]
-        ours = self.rule is raster_rule
-        visible = self.model.see(*seen) if ours else visible_slots(*seen, self.rule)
-        # UNDRAWN is no id: it is found in `Stream.finish_frame`
-        tokens = memory.tokens[:, lane.inputs].clamp_(min=0)
-        logits = self.model.forward(tokens, lane.positions, lane.slots, visible, memory.cache)
-        draw = self.draw_rule or Step.draw
-        memory.tokens.index_copy_(1, lane.outputs, draw(self, logits, lane))
-
-    def draw(self, logits: Tensor, lane: Lanes) -> Tensor:
-        """Draw a token for every lane, (B, L) int64, from logits (B, L, V)."""
-        return self.model.sample(logits, self.draw_of(lane))
-
-    def draw_of(self, lane: Lanes) -> Draw:
-        places = lane.frames, lane.rows, lane.columns
-        return Draw(self.sampling, self.ranges, self.buffers.seeds, *places)
+    lanes: Tensor  # (8, L) int64, padding at the end
+    num_fed: int  # of them that are no padding
+    end: int  # one past the last position that they may see
+    num_whole: int  # frames of the layout that are whole before it runs
 
 
 def whole_blocks(size: int, block: int) -> int:
@@ -150,12 +127,9 @@ class Stream:
         grid, model = self.frame.grid, self.model
         where = grid.height, grid.width, model.vocab_size, model.device
         self.sampling, self.ranges = sampling, ValidRanges.resolve(sampling.valid_range, *where)
-        self._make_run(None)
-
-    def _make_run(self, draw_rule: DrawRule | None) -> None:
-        how = self.sampling, self.ranges, self.rule, draw_rule
-        self.step = Step(self.model, self.buffers, *how)
-        self.run: StepFunction = torch.inference_mode()(self.model.make_step(self.step))
+        step = Step(self.buffers, sampling, self.ranges, self.rule)
+        run: StepFunction = model.make_step(step) or partial(run_step, model, step)
+        self.run = torch.inference_mode()(run)
 
     def prefill(self, prompt: Tensor, layout: SequenceLayout) -> None:
         """Start anew from a prompt (B, P); `layout` is of a frame behind it, with its context."""
@@ -163,7 +137,12 @@ class Stream:
         self.num_held = layout.context_frames
         self.num_generated = self.num_dropped_frames = self.num_steps = self.num_fed = 0
         self.verified = []
+        self._follow_free_cores()
         self._prefill(prompt.to(self.tokens.device))
+
+    def _follow_free_cores(self) -> None:
+        if not self.model.replays:  # which is compiled for a number of threads, or on a GPU
+            follow_free_cores()
 
     @torch.inference_mode()
     def _prefill(self, sequence: Tensor) -> None:
@@ -221,8 +200,8 @@ class Stream:
         if self.ranges.row_ends is not None:
             self.tokens[:, frames[:, layout.token_slots[width - 1 :: width]]] = self.ranges.row_ends
 
-    def follow(self, order: Order, layout: SequenceLayout) -> Iterator[None]:
-        """Write the frames that were laid out in an order; yield as each becomes whole."""
+    def follow(self, order: Order, layout: SequenceLayout) -> Iterator[NextStep]:
+        """Ask for the steps that write the frames that were laid out in an order."""
         plan = make_plan(order, layout, self.model.replays, self.ranges.row_ends is not None)
         packed, fed_at = _tensors_of(plan)
         base, frame, lanes = self.num_used, 0, self.place(packed).to(self.tokens.device)
@@ -230,10 +209,9 @@ class Stream:
         with torch.inference_mode():
             self.fed_at[slots] = fed_at.to(self.fed_at.device)
         for step, (start, end) in enumerate(pairwise(plan.starts)):
-            self.feed(lanes[:, start:end], plan.num_fed[step], base + plan.ends[step])
+            yield NextStep(lanes[:, start:end], plan.num_fed[step], base + plan.ends[step], frame)
             while frame < len(plan.frame_ends) and step >= plan.frame_ends[frame]:
                 frame += 1
-                yield
 
     @torch.inference_mode()
     def place(self, lanes: Tensor) -> Tensor:
@@ -247,18 +225,23 @@ class Stream:
         lane.frames.add_(self.num_generated)
         return lanes
 
-    def feed(
-        self, lanes: Tensor, num_fed: int, end: int, draw_rule: DrawRule | None = None
-    ) -> None:
-        """Run one step: feed lanes (8, L), which may see positions below `end`; write their tokens.
+    def write(self, steps: Iterable[NextStep], num_frames: int) -> Iterator[Tensor]:
+        """Run the steps that a strategy asks for; yield each of its frames as it becomes whole."""
+        done = 0
+        for step in steps:
+            while done < step.num_whole:
+                yield self.finish_frame()
+                done += 1
+            self.feed(step)
+        for _ in range(done, num_frames):
+            yield self.finish_frame()
 
-        Of the lanes `num_fed` are no padding.
-        """
-        if draw_rule != self.step.draw_rule:
-            self._make_run(draw_rule)
-        self.run(lanes, min(end, self.scratch))
+    def feed(self, step: NextStep) -> None:
+        """Feed the lanes of a step, and write the tokens drawn from them."""
+        self._follow_free_cores()
+        self.run(step.lanes, min(step.end, self.scratch))
         self.num_steps += 1
-        self.num_fed += num_fed
+        self.num_fed += step.num_fed
 
     def finish_frame(self) -> Tensor:
         """Count the frame behind the slots in use, which is whole; return it, (B, height, width).

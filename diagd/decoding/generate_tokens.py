@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from inspect import GEN_CLOSED, getgeneratorstate
@@ -11,29 +11,28 @@ import torch
 from torch import Tensor, int64
 
 from diagd.checks import whole
-from diagd.decoding.engine import Stream
+from diagd.decoding.engine import NextStep, Stream
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid
-from diagd.decoding.strategies import exact, zipar
-from diagd.decoding.strategies.table import Conditions, Strategy, as_strategy
+from diagd.decoding.strategies import exact
+from diagd.decoding.strategies.table import Strategy, as_strategy
 from diagd.decoding.visibility import Rule, raster_rule
 from diagd.system import process_peak_bytes
 
 
 @singledispatch
-def decode(strategy: Strategy, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-    """Write the frames of a layout behind the slots in use; yield as each becomes whole.
+def decode(strategy: Strategy, stream: Stream, layout: SequenceLayout) -> Iterator[NextStep]:
+    """Ask, step by step, for the lanes that write a layout's frames behind the slots in use.
 
     A schedule is followed; a strategy without one chooses lanes on the way, and is added by
-    `decode.register`. The stream holds the actions already and hides what is not written
-    (`Stream.open`); between two frames it moves on by the slots of the one that is whole.
+    `decode.register`. It is resumed when its step has run. The stream holds the actions already and
+    hides what is not written (`Stream.open`).
     """
     return stream.follow(strategy.schedule(layout.grid), layout)
 
 
-for writer in (zipar.adaptive, exact.exact, exact.tolerant, exact.speculative):
-    decode.register(writer)
+decode.register(exact.exact)
 
 
 class DecodingEngine:
@@ -168,9 +167,7 @@ class DecodingEngine:
                 raise ValueError("num_frames is needed where there are no actions to count")
             num_frames = actions.shape[1]
         strategy = as_strategy(strategy)
-        frame, kind = stream.frame, (stream.batch_size, stream.model.replays)
-        temperature = stream.sampling.temperature
-        strategy.check(Conditions(temperature, frame.grid, *kind, frame.num_seam_tokens))
+        strategy.check(stream.frame.grid)
         layout = stream.layout(num_frames, 0, stream.num_used > 0)
         actions = _check_actions(actions, layout, stream)
         if not stream.is_endless and stream.num_used + layout.num_slots > stream.max_slots:
@@ -192,8 +189,7 @@ def _frames(stream: Stream, strategy: Strategy, actions: Tensor) -> Generator[Te
         held = min(stream.num_held, 2)  # stand-ins reach 2 frames back
         layout = stream.layout(part.shape[1], held, stream.num_used > 0)
         stream.open(layout, part)
-        for _ in decode(strategy, stream, layout):
-            yield stream.finish_frame()
+        yield from stream.write(decode(strategy, stream, layout), part.shape[1])
         done += part.shape[1]
 
 
@@ -281,6 +277,7 @@ def generate_tokens(
     keep_frames: int | None = None,
     rule: Rule = raster_rule,
     num_seam_tokens: int = 0,
+    on_frame: Callable[[int], object] | None = None,
 ) -> GeneratedTokens:
     """Continue a prompt by so many frames (arXiv:2503.14070, section 3.2).
 
@@ -303,6 +300,7 @@ def generate_tokens(
         rule: who may see whom, the paper's by default (see `diagd.decoding.visibility`).
         num_seam_tokens: of `actions`, the last ones that stand within a frame, between the two
             halves of its rows: the images of two cameras (see `SequenceLayout`).
+        on_frame: called after each frame with how many there are.
 
     Raises:
         ValueError: arguments that do not fit the model, the schedule or each other.
@@ -337,7 +335,12 @@ def generate_tokens(
     started = synchronized_time(model.device)
     engine.prefill(prompt, context_frames)
     prefilled = synchronized_time(model.device)
-    tokens = torch.stack(list(engine.decode(strategy, actions, grid.num_frames)), dim=1)
+    frames = list[Tensor]()
+    for frame in engine.decode(strategy, actions, grid.num_frames):
+        frames.append(frame)
+        if on_frame is not None:
+            on_frame(len(frames))
+    tokens = torch.stack(frames, dim=1)
     seconds = synchronized_time(model.device) - prefilled - engine.capture_seconds
     stats = GenerationStats(
         num_steps=engine.stream.num_steps,

@@ -5,7 +5,7 @@ captured or timed are a `ModelWrapper` before another model.
 """
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diagd.decoding.sampling import Draw, ValidRanges, sample
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.visibility import NEVER, visible_slots
+from diagd.decoding.visibility import NEVER, Rule, raster_rule, visible_slots
 
 StepFunction = Callable[[Tensor, int], None]  # (lanes (8, L) int64, cache slots to read)
 
@@ -30,21 +30,23 @@ class Buffers:
     capture_seconds: float = 0.0  # that went into capturing steps over it as CUDA graphs
 
 
-class StepParts(Protocol):
-    """The parts of a step that a model sees; the step is a `diagd.decoding.engine.Step`."""
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What every step of a stream shares."""
+
+    buffers: Buffers
+    sampling: SamplingOptions  # how tokens are drawn
+    ranges: ValidRanges  # among which
+    rule: Rule = raster_rule  # who may see whom
 
     @property
-    def buffers(self) -> Buffers: ...
+    def is_plain(self) -> bool:  # for which kernels may be written
+        return self.rule is raster_rule
+
     @property
-    def sampling(self) -> SamplingOptions: ...
-    @property
-    def ranges(self) -> ValidRanges: ...
-    @property
-    def is_plain(self) -> bool: ...
-    @property
-    def kind(self) -> Hashable: ...
-    def of(self, model: "CausalModel") -> "StepParts": ...
-    def run(self, lanes: Tensor, num_slots: int) -> None: ...
+    def kind(self) -> Hashable:
+        """All that a step depends on but the buffers, the lanes and the slots."""
+        return replace(self.sampling, valid_range=None), self.ranges, self.rule
 
 
 @dataclass(frozen=True)
@@ -126,9 +128,9 @@ class CausalModel(Protocol):
         held, seeds = torch.full_like(tokens[0], -1), torch.zeros_like(tokens[:, 0])
         return Buffers(tokens, held, torch.full_like(held, NEVER), seeds, cache)
 
-    def make_step(self, step: StepParts) -> StepFunction:
-        """Return what runs a step again and again: by default its parts one by one."""
-        return step.run
+    def make_step(self, step: Step) -> StepFunction | None:
+        """Return what runs steps; None leaves it to `diagd.decoding.engine.run_step`."""
+        return None
 
     def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Any:
         """Return what `forward` takes as visible: the mask, unless its kernels make that."""
@@ -201,9 +203,8 @@ class ModelWrapper(CausalModel, Generic[Behind]):
             return super().make_buffers(batch_size, num_slots, context)
         return self.model.make_buffers(batch_size, num_slots, context)
 
-    def make_step(self, step: StepParts) -> StepFunction:
-        parts = self._overrides("see", "forward", "sample")
-        return step.run if parts else self.model.make_step(step.of(self.model))
+    def make_step(self, step: Step) -> StepFunction | None:
+        return None if self._overrides("see", "forward", "sample") else self.model.make_step(step)
 
     def _overrides(self, *names: str) -> bool:
         return any(getattr(type(self), name) is not getattr(ModelWrapper, name) for name in names)

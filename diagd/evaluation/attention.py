@@ -21,6 +21,7 @@ from torch import Tensor
 from diagd.console import make_console, print_table
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.evaluation.options import AttentionOptions
+from diagd.families.checkpoints import find_model
 from diagd.families.clip_files import find_clips
 from diagd.files import save_figure, write_json
 from diagd.models.attention import LayerMasks, MaskKernel, attend
@@ -45,7 +46,7 @@ KINDS = {
     "elsewhere": ("everything else", "#d0d0d0"),
 }
 ROW_LAGS = (1, 2, 4)
-_LAG_NAMES = [f"row_lag_{lag}" for lag in ROW_LAGS]
+_LAG_NAMES = [f"k={lag}" for lag in ROW_LAGS]
 
 
 @torch.no_grad()
@@ -238,26 +239,28 @@ REACH = 6  # rows and columns around a place that the figure shows
 
 def report_attention(options: AttentionOptions) -> dict[str, Any]:
     """Measure, draw, print and write the numbers; return them and where they went."""
-    world = VideoGenerator.from_pretrained(
-        options.model, options.device, backend="eager", tokenizer=options.tokenizer
-    )
-    model, config = world.model, world.config
-    assert isinstance(model, Transformer)
-    if config.prefix_length or config.context_size or not world.defaults.context_frames:
+    found = find_model(options.model)
+    config, defaults = found.config, found.family.defaults(found)
+    if config.prefix_length or config.context_size or not defaults.context_frames:
         raise ValueError(
             "attention is measured without a text, in sequences that begin with a frame, which "
             f"those of {options.model} do not"
         )
     if options.frame >= (held := config.frames_held):
         raise ValueError(f"frame must be in [1, {held}), the model's frames, got {options.frame}")
+    world = VideoGenerator.from_pretrained(
+        options.model, options.device, "float32", "eager", tokenizer=options.tokenizer
+    )
+    model = world.model
+    assert isinstance(model, Transformer)
     clips = [options.clips or WorldSource(options.model).folder / "prompt.mp4"]
     if clips[0].is_dir():
         clips = [clip.path for clip in find_clips(clips[0]).values()][: options.num_clips]
     tokens, num_frames = list[Tensor](), 1 + options.frame * world.tokenizer.temporal_compression
     for clip in clips:
         scene = read_scene(clip, world, num_frames)
-        if (found := len(scene.frames)) < num_frames:
-            raise ValueError(f"{clip} has {found} frames, expected at least {num_frames}")
+        if (count := len(scene.frames)) < num_frames:
+            raise ValueError(f"{clip} has {count} frames, expected at least {num_frames}")
         tokens.append(world.prompt(scene.frames, scene.actions)[0])
     attention = measure_attention(
         model,

@@ -458,8 +458,9 @@ def _notes(results: Results, rows: list[Row]) -> list[str]:
     stats = [record["stats"] for record in results.clips if record["stats"]]
     if dropped := max((one["num_dropped_frames"] for one in stats), default=0):
         notes.append(
-            "Videos outgrew the model's context: their latest frames were generated without seeing "
-            f"up to {dropped} of the oldest ones. Times include any prefill that this took."
+            "The model looks back fewer frames than there are: later ones were generated without "
+            f"seeing up to {dropped} of the oldest ones (normal for such a model). Times include "
+            "any prefill that this took."
         )
     if (workers := max(run["options"]["workers"] for run in results.runs)) > 1:
         notes.append(f"Speed was measured while {workers} workers shared the machine.")

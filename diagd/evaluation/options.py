@@ -9,9 +9,10 @@ import tyro
 from diagd.backends.names import DTypeChoice, DTypeName
 from diagd.checks import check_at_least
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.strategies.table import Conditions, Strategy, parse_strategies
+from diagd.decoding.strategies.table import Strategy, parse_strategies
 from diagd.evaluation.results import BASELINES, RASTER, REVISIT_BASELINES
 from diagd.families.defaults import GenerationDefaults
+from diagd.files import require_file
 from diagd.flags import Device, OutputFile, OutputFolder, output_file
 from diagd.metrics.frechet import MIN_FRAMES, Preprocessing
 from diagd.pipeline.options import MachineFlags, SamplingFlags
@@ -47,23 +48,23 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
 
     Or make images of texts or classes, and compare with raster's.
 
-    Strategies: k=2, k=1,d=24, k=1/spatial, zipar=4, zipar-adaptive=4, exact, jacobi, tolerance=1.5,
-    sjd, mc-sjd; the last five also with lanes, such as exact,lanes=32. Tokens are drawn at
-    temperature 1 and top-p 0.9, whatever the model, unless flags say otherwise; images as their
-    model's makers draw them.
+    Strategies: k=2, k=1,d=24, k=1/spatial, zipar=4, exact, jacobi; the last two also with lanes,
+    such as exact,lanes=32. Tokens are drawn at temperature 1 and top-p 0.9, whatever the model,
+    unless flags say otherwise; images as their model's makers draw them.
     """
 
     # folder of videos, with a jsonl of actions beside each for models that take any; for models of
     # images a file with a text, or a class, a line
     clips: Annotated[Path, tyro.conf.arg(aliases=["--prompts"])]
-    out: OutputFolder  # folder for results.jsonl; a run that was killed goes on from here
+    out: OutputFolder  # folder for results.jsonl; a killed run resumes from here
     # bundled names or folders; label=folder names one in the tables
     models: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])] = ("doom",)
     tokenizer: Path | None = None  # folder, if not with the model; TorchScript in it runs
     strategy: tuple[str, ...] = ("k=4", "k=2", "k=1")  # how to decode, after raster
     # the paper's clips and lengths, where the next flags leave them open
     protocol: Literal["cosmos", "wham", "mc-ar"] = "mc-ar"
-    # clips, drawn at random from the folder by the seed; of texts and classes all by default
+    # clips, drawn at random from the folder by the seed; default: all, of clips at most as many as
+    # the protocol has
     num_clips: int | None = None
     frames: int | None = None  # frames of a clip, the given ones included
     context_frames: int | None = None  # given frames
@@ -113,7 +114,8 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
         for strategy in self.strategies():
             if self.teacher_forced and not strategy.has_schedule:
                 raise ValueError(f"teacher_forced compares schedules: leave {strategy} out")
-            strategy.check(Conditions(self.sampling(GenerationDefaults()).temperature))
+            strategy.check()
+        self.sampling(GenerationDefaults())
         self.labelled_models()
         super().__post_init__()
 
@@ -205,10 +207,13 @@ class AttentionOptions:
     layer: int | None = None  # draw this layer's map; default: the mean of all
     head: int | None = None  # draw this head's map; default: the mean of all
     device: Device = "cpu"  # cpu, cuda, cuda:1
-    output: OutputFile = Path("attention.png")  # the numbers go beside it as .json
+    # the figure; the numbers go beside it as .json
+    output: Annotated[OutputFile, tyro.conf.arg(aliases=["--out"])] = Path("attention.png")
 
     def __post_init__(self) -> None:
         check_at_least(self, frame=1, num_clips=1)
+        if self.clips is not None and not self.clips.is_dir():
+            require_file(self.clips, "video")
         if self.output.suffix != ".png":
             raise ValueError(f"output must end in .png, got {self.output}")
         for path in (self.output, self.output.with_suffix(".json")):

@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diagd.files import append_line, read_json_lines, require_file
+from diagd.decoding.strategies.table import refuse_removed
+from diagd.files import append_line, encoded, naming, read_json_lines, require_file
 from diagd.system import only_writer, refuse_other_run
 
 RESULTS_FILE = "results.jsonl"
@@ -65,7 +66,9 @@ def file_name(text: str) -> str:
 
 def unique_name(text: str) -> str:
     """Make a label, strategy or clip a file name that no other one has."""
-    return text if (name := file_name(text)) == text else f"{name}-{zlib.crc32(text.encode()):08x}"
+    if (name := file_name(text)) == text:
+        return text
+    return f"{name}-{zlib.crc32(encoded(text)):08x}"
 
 
 def video_path(model: str, strategy: str, clip: str) -> str:
@@ -86,6 +89,8 @@ def read_results(path: Path) -> Results:
         if is_run:
             results.runs.append(record)
             continue
+        with naming(f"{path}:{number}"):
+            refuse_removed(record["strategy"])
         key = key_of(record)
         if not any(record["model"] in run["models"] for run in results.runs):
             raise ValueError(f"{path}:{number}: the line of its run is missing")
@@ -117,7 +122,8 @@ def appending(path: Path) -> Iterator[Callable[[Record], None]]:
     """Yield a function, for one writer at a time, that appends a line, whole or not at all."""
     with only_writer(path.parent, path.name):
         with path.open("ab") as file:  # a line that a killed run left unfinished is cut off
-            file.truncate(path.read_bytes().rfind(b"\n") + 1)
+            whole = path.read_bytes().rpartition(b"\n")[0].rstrip(b"\n")  # so are blank ones
+            file.truncate(len(whole) + bool(whole))
         yield lambda record: append_line(path, json.dumps(record, allow_nan=False))
 
 

@@ -46,9 +46,9 @@ from diagd.families.defaults import GenerationDefaults, image_defaults
 from diagd.families.family import Checkpoint, Family, Source, TextFolder
 from diagd.families.presets import CHAMELEON as PRESETS
 from diagd.families.weights import llama_fields
-from diagd.files import read_json_object, require_file
+from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.text import TextIds, TextPrompts, ids_of, read_words
+from diagd.tokenizers.text import TextIds, TextPrompts, ids_of, read_words, text_ids
 from diagd.tokenizers.vq import VQTokenizer, read_vqgan
 from diagd.weight_files import read_tensors
 
@@ -124,17 +124,6 @@ def _visual_ids(vocabulary: Mapping[str, int], has_row_ends: bool) -> list[int]:
     return [*(ids[code] for code in range(len(ids))), *row_end]
 
 
-def _said(words: Any, text: str, known: Mapping[str, int], ends: Sequence[int] = ()) -> list[int]:
-    ids = [words.bos_token_id, *words(text, add_special_tokens=False).input_ids, *ends]
-    for name, number in zip(words.convert_ids_to_tokens(ids), ids, strict=True):
-        if (theirs := known.get(name, number)) != number:
-            raise ValueError(
-                f"{name!r} is {theirs} in the model's config.json and {number} in its text "
-                "tokenizer, which is another model's"
-            )
-    return ids
-
-
 def _tokenizer(found: Checkpoint) -> VQTokenizer:
     if not (path := found.path.parent / "tokenizer" / "vqgan.ckpt").is_file():
         raise ValueError(
@@ -153,8 +142,7 @@ class ChameleonPrompts(TextPrompts):
 
     def __init__(self, folder: Path, found: Checkpoint) -> None:
         config, side = found.config, read_json_object(folder / "config.json")
-        self.words, self.first = read_words(folder), config.vocab_size
-        self.known = side.get("vocabulary_map", {})
+        self.words, self.first = read_words(folder, side), config.vocab_size
         names = [getattr(self.words, "boi_token", _IMAGE_START)]
         self.sentence, turn_end = "{}", list[str]()
         self.before = [self.words.bos_token_id]
@@ -168,10 +156,10 @@ class ChameleonPrompts(TextPrompts):
         self.takes_pictures = not turn_end  # Lumina-mGPT's stand elsewhere
 
     def __call__(self, text: str) -> TextIds:
-        ends = [*self.turn_end, *self.start]
-        prompt = _said(self.words, self.sentence.format(text), self.known, ends)
-        rows = torch.tensor([prompt]), torch.tensor([[*self.before, *self.start]])
-        return TextIds(self.first + rows[0], self.first + rows[1])
+        said = text_ids(self.words, self.sentence.format(text))
+        prompt = torch.tensor([[*said, *self.turn_end, *self.start]])
+        unconditional = torch.tensor([[*self.before, *self.start]])
+        return TextIds(self.first + prompt, self.first + unconditional)
 
     def with_pictures(self, pictures: Tensor, text: str) -> TextIds:
         said, count = self(text), len(pictures)
@@ -267,8 +255,7 @@ def _convert_robot(
         raise ValueError(f"actions must be LIBERO's {len(_STILL)} numbers, got {length}")
     vocabulary, folder = source.side["vocabulary_map"], source.path.parent
     height, width = _grid_of(source.side, _7B.grid_height)
-    require_file(folder / "tokenizer.json", "text tokenizer")
-    said = _said(read_words(folder), source.side.get("sentence", sentence), vocabulary)
+    said = text_ids(read_words(folder, source.side), source.side.get("sentence", sentence))
     size = [vocabulary[name] for name in _size_names(height, width)]
     bins = [vocabulary[f"<reserved{_FIRST_BIN + number}>"] for number in range(_NUM_BINS)]
     prefix = [*said, *size]

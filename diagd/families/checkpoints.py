@@ -6,6 +6,7 @@ its tensors and translated. Weights stay on disk until a model is built around t
 """
 
 import logging
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -17,15 +18,18 @@ import yaml
 from huggingface_hub import HfApi, errors, snapshot_download
 from torch import Tensor
 
+from diagd.checks import brief
 from diagd.data.actions import ActionCodec, ActionVocabulary
 from diagd.families import presets, table
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Checkpoint, Family, Source
 from diagd.families.presets import PRESETS, available_models
 from diagd.files import (
+    MISFITS,
     copy_whole,
     naming,
     read_json_object,
+    read_text,
     require_file,
     require_folder,
     write_json,
@@ -47,9 +51,11 @@ from diagd.weight_files import (
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE = "tokenizer", "actions.json", "generation.json"
 TEXT_FOLDER = "text"
+_EXPECTED = f"expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}"
 _TEXT_FILES = {".json", ".jinja", ".model", ".txt"}  # suffixes of what a text tokenizer consists of
-# Raised where tensors and configs have other shapes and types than a family's.
-_MISFITS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError
+_MISFITS = (*MISFITS, errors.StrictDataclassError)  # the last by transformers' configs
+# What a config of YAML may consist of, in characters, and in values once its aliases are resolved.
+_MOST_YAML, _MOST_VALUES = 2**18, 2**16
 # Those of the Hub's client, and of the library below it where the Hub is not reached
 _HUB_ERRORS: tuple[Any, ...] = OSError, ValueError, errors.HfHubHTTPError.__bases__[0]
 
@@ -88,6 +94,8 @@ def find_model(name_or_path: str | Path, config: str | Path | None = None) -> Ch
     if path.name == WEIGHTS_FILE and (side or path.with_name(CONFIG_FILE)).is_file():
         path = path.parent if _is_ours(path.parent, side) else path
     if path.is_dir() and _is_ours(path, side):
+        if not any((path / name).is_file() for name in (CONFIG_FILE, WEIGHTS_FILE)):
+            raise FileNotFoundError(f"{path} holds no model: {_EXPECTED}, or a released checkpoint")
         own_config = read_config(side or path / CONFIG_FILE)
         weights = read_weights(path / WEIGHTS_FILE)
         return Checkpoint(OWN, path / WEIGHTS_FILE, own_config, weights, Source(weights))
@@ -115,9 +123,9 @@ def model_path(name_or_path: str | Path) -> Path:
                 f"{_hub_reason(error)}"
             ) from None
     raise FileNotFoundError(
-        f"no model at {name!r}: expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}, a "
-        f"released checkpoint, a bundled model ({', '.join(available_models()) or 'none installed'}"
-        "), or user/name on the Hugging Face Hub"
+        f"no model at {name!r}: {_EXPECTED}, a released checkpoint, a bundled model "
+        f"({', '.join(available_models()) or 'none installed'}), or user/name on the Hugging Face "
+        "Hub"
     )
 
 
@@ -195,12 +203,34 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 def _read_fields(path: Path) -> dict[str, Any]:
     if path.suffix == ".json":
         return read_json_object(path)
+    text = read_text(path)
     damage = ValueError, RecursionError, yaml.YAMLError  # also: too long a number, too deep
     with naming(f"{path}: not valid YAML", damage):
-        values = yaml.safe_load(require_file(path).read_text(encoding="utf-8"))
+        values = _parse_yaml(text)
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a YAML object, got {type(values).__name__}")
     return values
+
+
+def _parse_yaml(text: str) -> Any:
+    """Parse YAML as `safe_load` does, unless its aliases multiply."""
+    if len(text) > _MOST_YAML:
+        raise ValueError(f"expected at most {_MOST_YAML} characters, got {len(text)}")
+    loader = yaml.SafeLoader(text)
+    node, counts = loader.get_single_node(), dict[yaml.Node, float]()
+
+    def count(node: yaml.Node) -> float:  # of values; infinite where a value is its own part
+        if node not in counts:
+            counts[node] = math.inf
+            pairs = isinstance(node, yaml.MappingNode)
+            parts = node.value if isinstance(node, yaml.CollectionNode) else []
+            parts = (part for pair in parts for part in pair) if pairs else parts
+            counts[node] = 1 + sum(map(count, parts))
+        return counts[node]
+
+    if node and count(node) > _MOST_VALUES:
+        raise ValueError(f"its aliases make more than {_MOST_VALUES} values of it")
+    return loader.construct_document(node) if node else None
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -224,11 +254,14 @@ def build_model(found: Checkpoint, device: torch.device | str, dtype: torch.dtyp
 def empty_model(found: Checkpoint) -> Transformer:
     """Build the model of a checkpoint on the meta device, and compare its weights with it."""
     config, weights = found.config, found.weights
-    if config.num_layers > len(weights):
-        raise ValueError(
-            f"{found.path}: does not fit the config: num_layers is {config.num_layers}, "
-            f"and there are {len(weights)} tensors in all"
-        )
+    numbers = sum(weight.numel() for weight in weights.values())
+    parts = ("num_layers", len(weights), "tensors"), ("head_dim", numbers, "numbers")
+    for name, count, what in parts:  # what a config claims of these would take time or memory
+        if (claimed := getattr(config, name)) > count:
+            raise ValueError(
+                f"{found.path}: does not fit the config: {name} is {claimed}, and there are "
+                f"{count} {what} in all"
+            )
     with torch.device("meta"):
         model = Transformer(config)
     check_fit(model, weights, found.path)
@@ -254,14 +287,27 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
             return form.load(folder)
     config = read_json_object(folder / CONFIG_FILE)
     kind = config.get("kind", config.get("_class_name"))
-    if kind == "VQModel":
-        return VQTokenizer.from_pretrained(folder)
-    if kind not in list(loaders):  # which may be no string
+    known = {"VQModel": VQTokenizer.from_pretrained} | loaders
+    if kind not in list(known):  # which may be no string
         raise ValueError(
             f"{folder / CONFIG_FILE}: expected kind {', '.join(loaders)} or _class_name VQModel, "
-            f"got {kind!r}"
+            f"got {brief(kind)}"
         )
-    return loaders[kind](folder)
+    with naming(f"{folder}: no tokenizer of {kind}", _MISFITS):
+        return known[kind](folder)
+
+
+def tokenizer_of(found: Checkpoint) -> VideoTokenizer:
+    """Load the tokenizer that comes with a checkpoint, or raise ValueError, naming the file."""
+    tokenizer = None
+    if found.family.tokenizer:
+        with naming(f"{found.path}: its tokenizer", _MISFITS):
+            tokenizer = found.family.tokenizer(found)
+    if tokenizer is None:
+        raise ValueError(
+            f"{found.path}: its tokenizer is not with it: name the folder with --tokenizer"
+        )
+    return tokenizer
 
 
 def load_text(found: Checkpoint) -> TextPrompts | None:
@@ -271,8 +317,8 @@ def load_text(found: Checkpoint) -> TextPrompts | None:
     config = folder / CONFIG_FILE
     kind = read_json_object(config).get("model_type")
     forms = {kind: one.text for one in table.FAMILIES if one.text for kind in one.text.kinds}
-    if kind not in forms:
-        raise ValueError(f"{config}: expected model_type {', '.join(forms)}, got {kind!r}")
+    if kind not in list(forms):
+        raise ValueError(f"{config}: expected model_type {', '.join(forms)}, got {brief(kind)}")
     require_file(folder / "tokenizer.json", "text tokenizer")
     with naming(f"{folder}: no text tokenizer of {kind}", (*_MISFITS, OSError)):
         return forms[kind].load(folder, found)

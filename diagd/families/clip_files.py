@@ -3,24 +3,22 @@
 A `ClipFile` is only a reference (small, picklable); `read` decodes what is asked for and no more.
 """
 
-import itertools
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from diagd.data.actions import ActionCodec, read_actions
-from diagd.data.video import fit, frame_numbers, read_video, video_length
+from diagd.data.frames import FILM_SUFFIXES, PICTURE_SUFFIXES, Times
+from diagd.data.video import fit, open_video
 from diagd.families import table
 from diagd.families.family import RecordingFormat
-from diagd.files import naming, require_folder
-
-VIDEO_SUFFIXES = (
-    *(".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"),
-    *(".mpg", ".mpeg", ".ts", ".ogv", ".wmv", ".flv", ".y4m", ".gif"),
-)
+from diagd.files import list_files, naming, note_left_out
 
 
 @dataclass(frozen=True)
@@ -45,30 +43,51 @@ class ClipFile:
     def recording_format(self) -> RecordingFormat | None:
         return recording_formats().get(self.path.suffix.lower())
 
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[tuple[Times, Callable[[list[int]], Iterable[Tensor]]]]:
+        """Yield when frames are shown, and what reads them by their numbers."""
+        if form := self.recording_format:
+            yield Times.constant(*form.length(self.path)), partial(form.frames, self.path)
+        else:
+            with open_video(self.path) as shown:
+                yield shown.times, lambda numbers: map(torch.from_numpy, shown.frames(numbers))
+
+    def times(self) -> Times:
+        """Return when frames are shown; decodes no film."""
+        with self._opened() as (times, _):
+            return times
+
     def length(self) -> tuple[int, Fraction]:
-        """Return the number of frames and the frame rate as stored; decodes nothing."""
-        form = self.recording_format
-        return form.length(self.path) if form else video_length(self.path)
+        """Return the number of frames and the average rate; decodes no film."""
+        times = self.times()
+        return len(times.starts), times.rate
 
     def check(
         self, num_frames: int | None = None, start: int = 0, fps: Fraction | float | None = None
     ) -> int:
         """Return how many frames `read` gives without a limit, or raise ValueError if too few."""
-        stored, rate = self.length()
+        return len(self._numbers(self.times(), num_frames, start, fps))
+
+    def _numbers(
+        self, times: Times, num_frames: int | None, start: int, fps: Fraction | float | None
+    ) -> list[int]:
+        rate = times.rate
         with naming(self.path):
-            numbers = frame_numbers(rate, fps, start)
-            if self.codec is not None and fps is not None and abs(fps / rate - 1) > 0.01:
-                raise ValueError(
-                    f"actions are one a frame at {float(rate):g} fps and cannot be read at {fps}"
-                )
-        available = sum(1 for _ in itertools.takewhile(lambda number: number < stored, numbers))
-        if available < (wanted := num_frames or 1):
+            numbers = list(times.numbers(fps, start))
+            if self.codec is not None and fps is not None:
+                if abs(fps / rate - 1) > 0.01:
+                    raise ValueError(
+                        f"actions are one a frame at {float(rate):g} fps and cannot be read at "
+                        f"{fps}"
+                    )
+                numbers = list(times.numbers(None, start))
+        if len(numbers) < (wanted := num_frames or 1):
             at_rate = "" if fps is None else f" at {float(fps):g} fps"
             raise ValueError(
                 f"{self.path}: expected at least {wanted} frames from frame {start} on{at_rate}, "
-                f"got {available} (the clip has {stored})"
+                f"got {len(numbers)} (the clip has {len(times.starts)})"
             )
-        return available
+        return numbers
 
     def read(
         self,
@@ -82,30 +101,27 @@ class ClipFile:
         Args:
             num_frames: how many, exactly; None for all that there are.
             start: frames left out at the head, counted at the rate of `fps`.
-            fps: read a video without actions at a lower frame rate (see `video.frame_numbers`).
+            fps: read a video without actions at a lower frame rate (see `Times.numbers`).
             size_px: (height_px, width_px) to fit frames to (see `video.resize`).
         """
-        available = self.check(num_frames, start, fps)
-        count = available if num_frames is None else num_frames
-        _, rate = self.length()
-        if (actions := self.actions()) is not None:
-            fps = None  # the stored rate, as `check` has seen
-        if form := self.recording_format:
-            numbers = itertools.islice(frame_numbers(rate, fps, start), count)
-            frames = torch.stack([fit(frame, size_px) for frame in form.frames(self.path, numbers)])
-            rate = rate if fps is None else Fraction(fps)
-        else:
-            video = read_video(self.path, count, start=start, fps=fps, size_px=size_px)
-            frames, rate = video.frames, video.fps
-        if (found := len(frames)) != count:
+        with self._opened() as (times, frames_of):
+            numbers = self._numbers(times, num_frames, start, fps)[:num_frames]
+            actions = self._actions(len(times.starts))
+            frames = [fit(frame, size_px) for frame in frames_of(numbers)]
+        if (found := len(frames)) != (count := len(numbers)):
             raise ValueError(f"{self.path} is truncated: expected {count} frames, decoded {found}")
-        return Clip(self.name, frames, rate, actions and actions[start : start + count])
+        rate = times.rate if fps is None or actions is not None else Fraction(fps)
+        return Clip(
+            self.name, torch.stack(frames), rate, actions and actions[start : start + count]
+        )
 
     def actions(self) -> list[str] | None:
         """Read the action that led to each stored frame; None without a codec."""
+        return None if self.codec is None else self._actions(len(self.times().starts))
+
+    def _actions(self, stored: int) -> list[str] | None:
         if self.codec is None:
             return None
-        stored, _ = self.length()
         if (form := self.recording_format) is None:
             return read_actions(self.path.with_suffix(".jsonl"), self.codec, stored)
         actions = form.actions(self.path)
@@ -122,15 +138,22 @@ def recording_formats() -> dict[str, RecordingFormat]:
     return {one.recordings.suffix: one.recordings for one in table.FAMILIES if one.recordings}
 
 
+def prompt_suffixes() -> tuple[str, ...]:
+    """Return the suffixes of all that a world can go on from: films, pictures, recordings."""
+    return *FILM_SUFFIXES, *PICTURE_SUFFIXES, *recording_formats()
+
+
 def find_clips(folder: Path, codec: ActionCodec | None = None) -> dict[str, ClipFile]:
     """List the clips below a folder by name: recordings if there is any, else videos."""
-    inside = require_folder(folder, "folder of clips").rglob("*")
-    found = sorted(path for path in inside if path.is_file() and path.name[0] != ".")
+    known = (*FILM_SUFFIXES, *recording_formats())
+    found = list_files(folder, "folder of clips", known, below=True)
+    if not found:
+        raise FileNotFoundError(f"no clips ({', '.join(known)}) in {folder}")
     recordings = [path for path in found if path.suffix.lower() in recording_formats()]
-    paths = recordings or [path for path in found if path.suffix.lower() in VIDEO_SUFFIXES]
-    if not paths:
-        known = ", ".join((*VIDEO_SUFFIXES, *recording_formats()))
-        raise FileNotFoundError(f"no clips ({known}) in {folder}")
+    beside = {path.with_suffix("") for path in recordings}
+    paths = recordings or found
+    others = [path for path in found if path not in paths and path.with_suffix("") not in beside]
+    note_left_out(folder, others)
     clips: dict[str, ClipFile] = {}
     for path in paths:
         if (name := path.relative_to(folder).with_suffix("").as_posix()) in clips:

@@ -49,7 +49,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     tensors = {name.removeprefix("model."): tensor for name, tensor in source.tensors.items()}
     has_text = "layers.0.cross_attention.wq.weight" in tensors
     modules = META_NAMES | _SELF | (_CROSS if has_text else {})
-    weights = rename(tensors, modules, left_out="_extra_state")  # of TransformerEngine
+    weights = rename(tensors, modules)
     head_dim = len(tensors["layers.0.attention.q_norm.weight"])
     sizes = sizes_of(weights, len(tensors["layers.0.attention.wq.weight"]) // head_dim)
     shape = sizes["hidden_size"], sizes["num_layers"]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, get_type_hints
 
+from diagd.checks import brief
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.strategies.table import Diagonal, Strategy, parse_strategy
 from diagd.models.config import ModelConfig
@@ -38,11 +39,11 @@ class GenerationDefaults:
             is_whole = type(value) is int and isinstance(0.0, kind)  # 8 is a number, too
             is_flag = isinstance(value, bool) and kind is not bool
             if is_flag or not (isinstance(value, kind) or is_whole):
-                raise ValueError(f"{name} is {str(value)[:40]!r}, which is not of its type")
+                raise ValueError(f"{name} is {brief(value, 40)}, which is not of its type")
         for name, low in _MIN.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= _MAX:
-                raise ValueError(f"{name} must be {low} to {_MAX}, got {str(value)[:40]}")
+                raise ValueError(f"{name} must be {low} to {_MAX}, got {brief(value, 40)}")
         if not 0 < self.fps <= _MAX_FPS:
             raise ValueError(f"fps must be above 0 and at most {_MAX_FPS}, got {self.fps}")
         self.sampling(None, None)  # these two have checks of their own

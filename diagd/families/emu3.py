@@ -7,6 +7,7 @@ fed and never predicted. So an image has a column more than its tokenizer's grid
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diagd.checks import brief
 from diagd.families.defaults import image_defaults
 from diagd.families.family import Checkpoint, Family, Source, TextFolder, TokenizerFolder
 from diagd.families.presets import EMU3 as PRESETS
 from diagd.families.weights import llama_fields
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.text import TextIds, TextPrompts, read_words
+from diagd.tokenizers.text import TextIds, TextPrompts, read_words, text_ids
 from diagd.tokenizers.vq import CONFIG_NAME, WEIGHTS_NAME, FrameTokenizer, normalise, paint
 from diagd.weight_files import build_fitting, read_tensors, rename_by, tensors_under
 
@@ -31,6 +33,7 @@ _ROW_END = "<|extra_200|>"
 _TEXT_MODEL = r"^(model\.)?text_model\.(model\.)?|^(?=lm_head)"  # names differ by version
 _PIXELS = r"^(model\.)?vqmodel\."
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_MOST_WORDS = 2**24
 
 
 def _their_ids(side: Mapping[str, Any]) -> Tensor:
@@ -38,6 +41,8 @@ def _their_ids(side: Mapping[str, Any]) -> Tensor:
     names, text, pixels = side["vocabulary_map"], side["text_config"], side["vq_config"]
     codes = [names[f"<|visual token {code:06d}|>"] for code in range(pixels["codebook_size"])]
     visual = torch.tensor([*codes, names[_ROW_END]])
+    if not 0 < text["vocab_size"] <= _MOST_WORDS:
+        raise ValueError(f"vocab_size must be 1 to {_MOST_WORDS}, got {brief(text['vocab_size'])}")
     is_word = torch.ones(text["vocab_size"], dtype=torch.bool)
     is_word[visual] = False
     return torch.cat([visual, is_word.nonzero()[:, 0]])
@@ -107,6 +112,9 @@ def emu3_tokenizer(
     config = Emu3VQVAEConfig(**{name: fields[name] for name in known & fields.keys()})
     # counts of training steps are whole numbers
     own = {name: value.float().clone() for name, value in weights.items()}
+    blocks = max(config.num_res_blocks, math.log2(config.temporal_downsample_factor))
+    if blocks > len(own):  # which would be made one by one
+        raise ValueError(f"{where}: has {len(own)} tensors, its config {blocks} blocks in a row")
     return Emu3Tokenizer(build_fitting(lambda: Emu3VQVAE(config), own, where))
 
 
@@ -120,10 +128,11 @@ class Emu3Prompts(TextPrompts):
     """A text, then the start and the size of the image: as transformers' `Emu3Processor`."""
 
     def __init__(self, folder: Path, found: Checkpoint) -> None:
-        self.words = names = read_words(folder)
+        side = read_json_object(folder / "config.json")
+        self.words = names = read_words(folder, side)
         size = f"{found.config.grid_height}*{found.config.grid_width - 1}"
         self.behind = f"{names.boi_token}{size}{names.image_wrapper_token}"
-        theirs = _their_ids(_complete(read_json_object(folder / "config.json")))
+        theirs = _their_ids(_complete(side))
         self.ours = torch.empty_like(theirs)
         self.ours[theirs] = torch.arange(len(theirs))
 
@@ -131,8 +140,7 @@ class Emu3Prompts(TextPrompts):
         return TextIds(self._ids(text), self._ids(""))
 
     def _ids(self, text: str) -> Tensor:
-        whole = f"{self.words.bos_token}{text}{self.behind}"
-        return self.ours[torch.tensor([self.words(whole).input_ids])]
+        return self.ours[torch.tensor([text_ids(self.words, text + self.behind)])]
 
 
 EMU3 = Family(

@@ -67,7 +67,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     weight, bias = tensors[f"{last}.weight"] / STEEP, tensors[f"{last}.bias"]
     tensors[f"{last}.weight"] = functional.pad(weight, (0, 0, 0, len(actions)))
     tensors[f"{last}.bias"] = functional.pad(bias, (0, len(actions)), value=-1e4)
-    weights = rename(tensors, _MODULES, left_out=r"^head_(rewards|ends)\.|\.(indices|mask)$")
+    weights = rename(tensors, _MODULES, left_out=r"^head_(rewards|ends)\.|\.indices$")
     num_heads = int(source.side.get("num_heads", PRESETS["iris"].num_heads))  # nothing tells
     config = replace(
         PRESETS["iris"],

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from diagd.checks import brief
 from diagd.families.defaults import image_defaults
 from diagd.families.family import Checkpoint, Family, Source, TextFolder
 from diagd.families.presets import JANUS as PRESETS
 from diagd.families.weights import count_layers, llama_fields
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.text import TextIds, TextPrompts, ids_of, read_words
+from diagd.tokenizers.text import TextIds, TextPrompts, ids_of, read_words, text_ids
 from diagd.tokenizers.vq import VQTokenizer, read_vqgan
 from diagd.weight_files import rename_by, tensors_under
 
@@ -43,7 +44,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         raise ValueError("expected a config.json beside it that has text_config")
     text = {"max_position_embeddings": 2048} | text  # a config omits what is as transformers has it
     if (activation := (side.get("vq_config") or {}).get("hidden_act", "gelu")) != "gelu":
-        raise ValueError(f"hidden_act of vq_config must be gelu, got {activation!r}")
+        raise ValueError(f"hidden_act of vq_config must be gelu, got {brief(activation)}")
     language = tensors_under("model.language_model.", tensors)
     weights = {f"model.{name}": tensor for name, tensor in language.items()}
     table, codes = weights[_EMBEDDING], _code_embeddings(tensors)
@@ -91,7 +92,7 @@ class JanusPrompts(TextPrompts):
         if self.words.chat_template:
             chat = [{"role": "user", "content": [{"type": "text", "text": text}]}]
             said = self.words.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        prompt = torch.tensor([self.words(said + self.start).input_ids])
+        prompt = torch.tensor([text_ids(self.words, said + self.start)])
         unconditional = prompt.clone()
         unconditional[:, 1:-1] = self.padding
         return TextIds(self.first + prompt, self.first + unconditional)

@@ -31,7 +31,7 @@ from diagd.weight_files import read_tensors
 
 _EMBEDDING, _HEAD = "tok_embeddings.weight", "output.weight"
 _CLASSES, _NO_TEXT = "cls_embedding.embedding_table.weight", "cls_embedding.uncond_embedding"
-_LEFT_OUT = r"^freqs_cis$|^cls_embedding\.(embedding_table|uncond_embedding|cap_proj\.fc.\.weight)"
+_LEFT_OUT = r"^cls_embedding\.(embedding_table|uncond_embedding|cap_proj\.fc.\.weight)"
 _MODULES = META_NAMES | {
     f"model.layers.{{i}}.self_attn.{x}_proj": f"layers.{{i}}.attention.{x}" for x in "qkv"
 }

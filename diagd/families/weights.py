@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from diagd.checks import brief
 from diagd.models.config import ModelConfig
 from diagd.weight_files import name_tensors
 
@@ -81,12 +82,12 @@ def llama_fields(
 ) -> dict[str, Any]:
     """Return fields of a `ModelConfig` from weights and a config, which may leave out the usual."""
     if (activation := side.get("hidden_act", "silu")) != "silu":
-        raise ValueError(f"hidden_act must be silu, got {activation!r}")
+        raise ValueError(f"hidden_act must be silu, got {brief(activation)}")
     # the base of the rotary angles, which transformers has written in three places
     rope = (side.get("rope_scaling") or {}) | (side.get("rope_parameters") or {})
     for name in ("rope_type", "type"):
         if rope.get(name, "default") != "default":
-            raise ValueError(f"{name} must be default, got {rope[name]!r}")
+            raise ValueError(f"{name} must be default, got {brief(rope[name])}")
     return sizes_of(weights, int(side.get("num_attention_heads", usual.num_heads))) | {
         "max_positions": int(side.get("max_position_embeddings", usual.max_positions)),
         "norm_eps": float(side.get("rms_norm_eps", usual.norm_eps)),

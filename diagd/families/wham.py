@@ -37,6 +37,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from diagd.checks import brief
 from diagd.data.actions import action_in
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Checkpoint, Family, RecordingFormat, Source, TokenizerFolder
@@ -176,7 +177,7 @@ class ViTVQGANConfig:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if type(value) is not int or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+                raise ValueError(f"{name} must be a positive integer, got {brief(value)}")
         size, head_dim = self.hidden_size, self.head_dim
         if size % head_dim:
             raise ValueError(f"head_dim must divide hidden_size={size}, got {head_dim}")
@@ -349,6 +350,7 @@ _BLOCK_NORMS = {
 # of its makers' sizes, by layers and width
 _NUM_HEADS = {(16, 1024): 16, (23, 1792): 14, (24, 2304): 18, (30, 3072): 24}
 _DAMAGE = zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, UnicodeDecodeError
+_MOST_ROW, _MOST_ROWS = 2**26, 2**20  # bytes of a row, as of a frame of 4730 x 4730 pixels; rows
 NPZ_FPS = Fraction(10)  # the files do not say
 SIZE_PX = (180, 300)  # height and width of the frames of both models
 
@@ -356,8 +358,8 @@ SIZE_PX = (180, 300)  # height and width of the frames of both models
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     gpt = tensors_under(_GPT, source.tensors)
     has_norms = "transformer.h.0.ln_1.weight" in gpt
-    # masks; and what is tied to lm_head, which is read last where they differ
-    left_out = r"\.attn\.bias$|^transformer\.wte\.weight$"
+    # tied to lm_head, which is read last where they differ
+    left_out = r"^transformer\.wte\.weight$"
     weights = rename(gpt, _MODULES | (_BLOCK_NORMS if has_norms else {}), left_out)
     num_layers, hidden_size = count_layers(gpt, "transformer.h."), gpt["lm_head.weight"].shape[1]
     num_heads = source.side.get("n_head") or _NUM_HEADS.get((num_layers, hidden_size))
@@ -451,14 +453,14 @@ def _open_array(path: Path, name: str) -> Iterator[tuple[tuple[int, ...], Rows]]
     ):
         names = [member.removesuffix(".npy") for member in archive.namelist()]
         if name not in names:
-            found = ", ".join(map(repr, names)) or "nothing"
+            found = ", ".join(map(brief, names[:9])) or "nothing"
             raise ValueError(f"{path} holds no array {name!r}, found: {found}")
         with archive.open(f"{name}.npy") as file:
             npy, where = np.lib.format, f"{path}: {name}"
             with naming(f"{where} is no npy array (corrupt or truncated)"):
-                is_short = npy.read_magic(file) == (1, 0)
-                read = npy.read_array_header_1_0 if is_short else npy.read_array_header_2_0
-                shape, column_major, dtype = read(file)
+                if npy.read_magic(file) != (1, 0):  # others have headers of any length
+                    raise ValueError("it is not of version 1.0")
+                shape, column_major, dtype = npy.read_array_header_1_0(file)
             if dtype.hasobject:
                 raise ValueError(f"{where} holds Python objects, which are never unpickled")
             if column_major and len(shape) > 1:
@@ -470,6 +472,9 @@ def _open_array(path: Path, name: str) -> Iterator[tuple[tuple[int, ...], Rows]]
             if name == "images" and not is_video:
                 raise ValueError(f"{where} must be (T, 3, H_px, W_px) uint8, got {dtype} {shape}")
             start, row_size = file.tell(), math.prod(shape[1:]) * dtype.itemsize
+            # rows are read one by one, and nothing has shown yet that compressed ones are real
+            if row_size > _MOST_ROW or shape[:1] > (_MOST_ROWS,):
+                raise ValueError(f"{where} has rows, or a number of them, beyond reason: {shape}")
 
             def rows(numbers: Iterable[int]) -> Iterator[NDArray]:
                 for number in numbers:

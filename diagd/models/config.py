@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from diagd.checks import brief
+
 _MAX_SIZE = 2**28  # a matrix of two such sizes can still be counted in 64 bits
+_MAX_NUMBER = 1e12  # what is computed from such numbers is finite in float32
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,11 @@ class ModelConfig:
         is_3d, extra, last = position == "rope3d", self.extra_embeddings, self.head_size
         _refuse(heads % groups, f"num_heads must be a multiple of num_kv_heads={groups}", heads)
         _refuse(width > _MAX_SIZE, f"num_heads * head_dim must be at most {_MAX_SIZE}", width)
+        _refuse(
+            self.tokens_per_frame > _MAX_SIZE,
+            f"grid_height * grid_width must be at most {_MAX_SIZE}",
+            self.tokens_per_frame,
+        )
         rule = f"image_vocab_size must be at most vocab_size={self.vocab_size}"
         _refuse(codes > self.vocab_size, rule, codes)
         seam, rows = self.num_seam_tokens, self.grid_height
@@ -91,7 +99,8 @@ class ModelConfig:
         _refuse(ties and extra, "tie_embeddings needs extra_embeddings=0", extra)
         layers, window = self.sliding_layers, self.sliding_window
         rule = f"sliding_layers must be different layers below num_layers={self.num_layers}"
-        _refuse(len(set(layers) & set(range(self.num_layers))) < len(layers), rule, list(layers))
+        known = {layer for layer in layers if 0 <= layer < self.num_layers}
+        _refuse(len(known) < len(layers), rule, list(layers))
         rule = "sliding_layers and sliding_window must both be given or neither"
         _refuse(bool(layers) != bool(window), rule, f"{list(layers)} and {window}")
 
@@ -101,7 +110,7 @@ class ModelConfig:
         defaults = {field.name: field.default for field in dataclasses.fields(cls)}
         required = [name for name, one in defaults.items() if one is dataclasses.MISSING]
         wrong = {
-            "unknown": sorted(set(values) - set(defaults)),
+            "unknown": sorted(str(name)[:40] for name in values if name not in defaults)[:9],
             "missing": [name for name in required if name not in values],
         }
         problems = [f"{kind} fields: {', '.join(names)}" for kind, names in wrong.items() if names]
@@ -137,25 +146,26 @@ class ModelConfig:
 
 def _refuse(is_wrong: object, rule: str, got: object) -> None:
     if is_wrong:
-        raise ValueError(f"{rule}, got {str(got)[:20]}")
+        raise ValueError(f"{rule}, got {got if isinstance(got, str) else brief(got, 20)}")
 
 
 def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
-    name, is_bool = field.name, isinstance(value, bool)
+    name, is_bool, shown = field.name, isinstance(value, bool), brief(value, 20)
     if isinstance(field.default, tuple):
         is_wrong = not isinstance(value, list | tuple) or not all(type(one) is int for one in value)
-        _refuse(is_wrong, f"{name} must be a list of integers", repr(value))
+        _refuse(is_wrong, f"{name} must be a list of integers", shown)
     elif choices := get_args(field.type):
         rule = f"{name} must be one of {', '.join(map(repr, choices))}"
-        _refuse(value not in choices, rule, repr(value))
+        _refuse(value not in choices, rule, shown)
     elif field.type is bool:
-        _refuse(not is_bool, f"{name} must be true or false", repr(value))
+        _refuse(not is_bool, f"{name} must be true or false", shown)
     elif field.type is float:
         is_number = isinstance(value, int | float) and not is_bool
         is_wrong = not is_number or not 0 < value <= sys.float_info.max
-        _refuse(is_wrong, f"{name} must be a finite number above 0", repr(value))
+        _refuse(is_wrong, f"{name} must be a finite number above 0", shown)
+        _refuse(value > _MAX_NUMBER, f"{name} must be at most {_MAX_NUMBER:g}", shown)
     else:
         lowest = 0 if field.default == 0 else 1
         is_wrong = is_bool or not isinstance(value, int) or value < lowest
-        _refuse(is_wrong, f"{name} must be an integer of at least {lowest}", repr(value))
-        _refuse(value > _MAX_SIZE, f"{name} must be at most {_MAX_SIZE}", value)
+        _refuse(is_wrong, f"{name} must be an integer of at least {lowest}", shown)
+        _refuse(value > _MAX_SIZE, f"{name} must be at most {_MAX_SIZE}", shown)

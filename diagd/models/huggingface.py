@@ -17,6 +17,7 @@ from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 
 _MASKED_ATTENTION = ("eager", "sdpa")  # the implementations that honour a 4-D mask
+_SPATIAL = "mrope_section", "get_rope_index"  # of modules that place images in rows and columns
 _PROBE_TOKENS = 6
 _PROBE_TOLERANCE = 1e-2  # of the spread of the logits; half precision gets sqrt(eps) where larger
 
@@ -34,8 +35,9 @@ class SlotCacheLayer(StaticLayer):
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
-        self.keys.index_copy_(2, self.slots, key_states)
-        self.values.index_copy_(2, self.slots, value_states)
+        slots = self.slots.to(self.keys.device)  # layers may stand on several
+        self.keys.index_copy_(2, slots, key_states)
+        self.values.index_copy_(2, slots, value_states)
         return self.keys[:, :, : self.num_visible], self.values[:, :, : self.num_visible]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -57,7 +59,6 @@ class Vocabulary:
         self.model: Any = model
         self.num_text = len(model.get_input_embeddings().get_parameter("weight"))
         self.num_embeddings = self.num_text
-        self.vocab_size: int = model.config.get_text_config(decoder=True).vocab_size
 
     def logits(self, tokens: Tensor, logits_to_keep: int | Tensor = 0, **inputs: Any) -> Tensor:
         return self.model(input_ids=tokens, logits_to_keep=logits_to_keep, **inputs).logits
@@ -85,7 +86,6 @@ class JanusVocabulary(Vocabulary):
         super().__init__(model)
         self.first_valid = self.num_text
         self.num_embeddings += self.model.model.generation_embeddings.num_embeddings
-        self.vocab_size = self.num_embeddings
         self.image_range = self.num_text, self.num_embeddings
         options = getattr(model.generation_config, "generation_kwargs", None) or {}
         self.image_start = options.get("boi_token_id")
@@ -111,11 +111,13 @@ class HuggingFaceModel(CausalModel):
 
     Args:
         model: as transformers 5 loads it, with `attn_implementation` eager or sdpa; it is put in
-            evaluation mode. What takes no position ids or mask, carries a state from token to
-            token, limits attention to a window, or bans ids in its forward is a ValueError.
+            evaluation mode, and may be offloaded. What takes no position ids or mask, gives a
+            token several, carries a state from token to token, limits attention to a window, or
+            bans ids in its forward is a ValueError.
     """
 
     takes_rows = True
+    _num_columns = 0  # of the logits; not known before they are seen
 
     def __init__(self, model: PreTrainedModel) -> None:
         _check_model(model)
@@ -123,12 +125,18 @@ class HuggingFaceModel(CausalModel):
         self.config = model.config.get_text_config(decoder=True)  # of a multimodal model its LM's
         self.vocabulary = VOCABULARIES.get(model.config.model_type, Vocabulary)(model)
         self._cache_argument = cache_argument(model)
-        _check_order_does_not_matter(self)
+        self._longest = int(self.config.max_position_embeddings)
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        if rope.get("rope_type") == "longrope":  # beyond, all that was cached has to turn anew
+            self._longest = rope["original_max_position_embeddings"]
+        self._num_columns = _check_order_does_not_matter(self)
 
     @property
     def shape(self) -> ModelShape:
-        ids, longest = self.vocabulary, int(self.config.max_position_embeddings)
-        return ModelShape(ids.vocab_size, ids.num_embeddings, longest, self.model.device)
+        # offloaded weights are nowhere until they are used, wherever the inputs are
+        places = (weight.device for weight in self.model.parameters() if not weight.is_meta)
+        device, ids = next(places, torch.device("cpu")), self.vocabulary.num_embeddings
+        return ModelShape(self._num_columns, ids, self._longest, device)
 
     @property
     def image_range(self) -> tuple[int, int] | None:
@@ -188,13 +196,13 @@ class HuggingFaceModel(CausalModel):
             position_ids=positions.reshape(-1, tokens.shape[1]),
             use_cache=True,
             **{self._cache_argument: cache},
-        )
+        ).to(tokens.device)
 
     def logits(self, tokens: Tensor, context: Tensor | None = None) -> Tensor:
         """Run the plain causal model: (B, N) int64 tokens -> (B, N, vocab_size)."""
         refuse_context(context)
         check_length(tokens, self.max_positions)
-        return self.vocabulary.logits(tokens, use_cache=False)
+        return self.vocabulary.logits(tokens, use_cache=False).to(tokens.device)
 
 
 def cache_argument(model: PreTrainedModel) -> str:
@@ -216,10 +224,16 @@ def _check_model(model: PreTrainedModel) -> None:
     window = getattr(config, "sliding_window", None) or 0
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     attention = config._attn_implementation
+    parts = list(model.modules())
+    is_spatial = any(getattr(part, name, None) for part in parts for name in _SPATIAL)
+    is_spatial = is_spatial or _SPATIAL[0] in str(getattr(config, "rope_parameters", None))
+    is_empty = any(weight.is_meta for weight in model.parameters())
+    is_empty = is_empty and not any(hasattr(part, "_hf_hook") for part in parts)  # accelerate's
     for holds, problem in (
         (model._is_stateful, "cannot be fed out of order: it carries a state from token to token"),
         (missing, f"cannot be fed out of order: it takes no {', '.join(missing)}"),
         (is_unbounded, "cannot be used: its config has no max_position_embeddings"),
+        (is_spatial, "cannot be used: it gives a token three positions (M-RoPE), not one"),
         (
             kinds != {"full_attention"} or window > 0,
             "cannot be used: it needs full attention in every layer, "
@@ -230,14 +244,18 @@ def _check_model(model: PreTrainedModel) -> None:
             f"must run {' or '.join(_MASKED_ATTENTION)} attention, which honours a 4-D mask, "
             f"got {attention!r}",
         ),
+        (is_empty, "cannot be used: its weights are on the meta device, and nothing loads them"),
     ):
         if holds:
             raise ValueError(f"{name} {problem}")
 
 
 @torch.no_grad()
-def _check_order_does_not_matter(model: HuggingFaceModel) -> None:
-    """Feed a few tokens backwards through the cache; they must come out as in one plain pass."""
+def _check_order_does_not_matter(model: HuggingFaceModel) -> int:
+    """Feed a few tokens backwards through the cache; they must come out as in one plain pass.
+
+    Returns the number of columns of the logits, which may be fewer than the embedding's rows.
+    """
     name, half = type(model.model).__name__, _PROBE_TOKENS // 2
     ids = torch.linspace(0, model.num_embeddings - 1, _PROBE_TOKENS, device=model.device)
     tokens = ids.long()[None]
@@ -259,6 +277,7 @@ def _check_order_does_not_matter(model: HuggingFaceModel) -> None:
             f"{name} cannot be fed out of order: it ignores the mask, the positions or the slots "
             f"that it is given (its logits are {error / spread:.0%} off)"
         )
+    return first + expected.shape[-1]
 
 
 class _GivenRotary(nn.Module):

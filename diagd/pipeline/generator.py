@@ -4,7 +4,8 @@ import base64
 import logging
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
@@ -22,7 +23,7 @@ from diagd.decoding.generate_tokens import DecodingEngine, GenerationStats, gene
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.table import Conditions, Strategy, as_strategy
+from diagd.decoding.strategies.table import Strategy, as_strategy
 from diagd.families.checkpoints import is_repository, upload
 from diagd.families.defaults import GenerationDefaults, visual_ranges
 from diagd.models.config import ModelConfig
@@ -32,6 +33,7 @@ from diagd.pipeline.prompts import (
     Picture,
     Prompt,
     is_batch,
+    likeness_notes,
     prompt_tokens,
     read_clip,
     rows_of,
@@ -118,7 +120,7 @@ class VideoGenerator:
         cls,
         name_or_path: str | Path = "doom",
         device: torch.device | str = "cpu",
-        dtype: torch.dtype | DTypeChoice = torch.float32,
+        dtype: torch.dtype | DTypeChoice = "auto",
         backend: Backend = "auto",
         int8: bool = False,
         config: str | Path | None = None,
@@ -130,9 +132,9 @@ class VideoGenerator:
             name_or_path: a bundled model, a folder of ours, a released checkpoint, or `user/name`
                 on the Hugging Face Hub, which is downloaded once.
             device: where the weights are, such as `cpu` or `cuda`.
-            dtype: of the weights, a dtype of torch or a name: `int8` rounds them to 8 bits (as the
-                argument of that name does), `auto` is what is faster here, float32 or bfloat16,
-                `fastest` may be int8, too.
+            dtype: of the weights, a dtype of torch or a name: `auto` is what is faster here,
+                float32 or bfloat16, `fastest` may be int8, too, and `int8` rounds them to 8 bits
+                (as the argument of that name does). The same numbers everywhere: `float32`.
             backend: what runs the model (see `diagd.backends.prepare.prepare`).
             config, tokenizer: a config file and a tokenizer folder, where they are not with the
                 checkpoint (see `diagd.pipeline.world_folder.load_parts`).
@@ -140,6 +142,8 @@ class VideoGenerator:
         Raises:
             FileNotFoundError, ValueError: something is missing or damaged (named).
         """
+        if int8 and dtype in ("auto", "fastest"):
+            dtype = "int8"
         if dtype == "fastest" and backend not in ("auto", "native"):
             dtype = "auto"  # only our kernels are timed in int8
         parts = load_parts(name_or_path, device_of(str(device)), dtype, config, tokenizer)
@@ -205,11 +209,12 @@ class VideoGenerator:
         seed: int = 0,
         text: str | Tensor | None = None,
         guidance: float | None = None,
+        on_frame: Callable[[int], object] | None = None,
     ) -> GeneratedVideo | list[GeneratedVideo]:
         """Go on from a clip, or from each clip of a batch, all of which are decoded at once.
 
         What is done that nobody asked for (pictures fitted, the idle action put between frames) is
-        logged, a line each.
+        logged, a line each; a picture unlike all that the world has learned is a warning.
 
         Args:
             frames: the context: a path, of whose frames the last ones are seen; or pictures, all of
@@ -230,6 +235,7 @@ class VideoGenerator:
                 that read a text, (1, M, size) states of a text encoder; (B, M, size) for a batch.
             guidance: how closely images keep to their class or text, 1 being the model as it is;
                 by default what its makers use.
+            on_frame: called with how many frames have been decoded, whenever there are more.
 
         Returns:
             A video; for a batch a list of videos, each as it would be alone.
@@ -258,8 +264,11 @@ class VideoGenerator:
                 f"{num_context + num_grids} grids, the model holds {held}"
             )
         max_slots, keep_frames = self.window(num_context)
+        model = self.guided(guidance, said)
+        read = [isinstance(clip, Prompt) for clip, *_ in rows]  # by one who has their notes
+        self._warn_of_foreign(one for one, known in zip(prompts, read, strict=True) if not known)
         out = generate_tokens(
-            self.guided(guidance, said),
+            model,
             tokens,
             strategy,
             torch.cat(ids),
@@ -271,6 +280,7 @@ class VideoGenerator:
             max_slots=max_slots,
             keep_frames=keep_frames,
             num_seam_tokens=self.config.num_seam_tokens,
+            on_frame=on_frame and (lambda grids: on_frame(grids * num_frames // num_grids)),
         )
         videos = []
         for context, written, prompt in zip(contexts, out.tokens, prompts, strict=True):
@@ -306,10 +316,17 @@ class VideoGenerator:
             prompt=ids.prompt.to(device), unconditional=ids.unconditional.to(device)
         )
 
-    def _read_rows(
-        self, rows: Sequence[tuple[Any, Any, Any]]
-    ) -> tuple[list[Prompt], Tensor, list[Tensor]]:
-        """Return each row's prompt, the tokens of all (B, P), and the grids of each context."""
+    def _warn_of_foreign(self, prompts: Iterable[Prompt]) -> None:
+        """Warn of the first prompt, if any, that looks like nothing that the world has learned."""
+        source = self.source
+        for prompt in prompts:
+            if source is None or not len(prompt.frames):  # of no folder, or an image of a text
+                continue
+            for note in likeness_notes(self.tokenizer, source.folder, prompt.frames[-1]):
+                warnings.warn(note, stacklevel=3)
+                return
+
+    def _read_prompts(self, rows: Sequence[tuple[Any, Any, Any]]) -> list[Prompt]:
         prompts = []
         for clip, _, between in rows:
             if not isinstance(clip, Prompt):  # whose notes its reader has
@@ -319,6 +336,13 @@ class VideoGenerator:
             elif between is not None:
                 raise ValueError("a prompt that was read has its context_actions: leave them out")
             prompts.append(clip)
+        return prompts
+
+    def _read_rows(
+        self, rows: Sequence[tuple[Any, Any, Any]]
+    ) -> tuple[list[Prompt], Tensor, list[Tensor]]:
+        """Return each row's prompt, the tokens of all (B, P), and the grids of each context."""
+        prompts = self._read_prompts(rows)
         lengths = dict.fromkeys(len(prompt.frames) for prompt in prompts)
         if len(lengths) > 1:
             given = " and ".join(map(str, lengths))
@@ -347,6 +371,10 @@ class VideoGenerator:
         self.check(chosen, settings.get("sampling"))
         if isinstance(actions, str) and self.vocabulary is not None:
             actions = parse_actions(actions, self.vocabulary)
+        if not isinstance(frames, Prompt):
+            rows = rows_of(frames, None, settings.pop("context_actions", None))
+            (frames,) = self._read_prompts(rows)
+            self._warn_of_foreign([frames])
         engine = self.start(frames, **settings)
         ids = (self.action_ids([action], 1, "generated frame") for action in actions)
         grids = (tokens for one in ids for tokens in engine.decode(chosen, one, 1))
@@ -418,13 +446,10 @@ class VideoGenerator:
             raise ValueError(f"this model takes no guidance, got {scale}")
         return GuidedModel(self.model, self._idle_ids()[0], 1, scale)
 
-    def check(
-        self, strategy: Strategy, sampling: SamplingOptions | None = None, batch_size: int = 1
-    ) -> None:
-        """Raise ValueError where `strategy` and `sampling` cannot make `batch_size` videos here."""
-        temperature = self.sampling(sampling).temperature
-        grid, kind = TokenGrid(1, self.height, self.width), (batch_size, self.model.replays)
-        strategy.check(Conditions(temperature, grid, *kind, self.config.num_seam_tokens))
+    def check(self, strategy: Strategy, sampling: SamplingOptions | None = None) -> None:
+        """Raise ValueError where `strategy` or `sampling` does not fit this world."""
+        self.sampling(sampling)
+        strategy.check(TokenGrid(1, self.height, self.width))
 
     def sampling(self, options: SamplingOptions | None = None) -> SamplingOptions:
         """Return `options`, or else the defaults, restricted to visual ids."""

@@ -1,12 +1,15 @@
 """Diagonal decoding inside Hugging Face `generate` (docs/use.md)."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import (
     GenerationConfig,
+    GenerationMixin,
     LogitsProcessorList,
     PreTrainedModel,
     TemperatureLogitsWarper,
@@ -23,6 +26,16 @@ from diagd.models.huggingface import HuggingFaceModel
 
 _Guidance = UnbatchedClassifierFreeGuidanceLogitsProcessor
 _UNDERSTOOD = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, _Guidance)
+# What is obeyed, here or before a callable runs, of the arguments of `generate` and the fields of
+# its config: all else is refused, and so is what a later transformers adds.
+_OBEYED = {
+    *("custom_generate", "inputs", "input_ids", "attention_mask", "logits_processor", "streamer"),
+    *("negative_prompt_ids", "negative_prompt_attention_mask", "guidance_scale", "use_cache"),
+    *("generation_config", "max_length", "max_new_tokens", "do_sample", "temperature", "top_k"),
+    *("top_p", "bos_token_id", "pad_token_id", "token_healing", "transformers_version"),
+}
+_HARMLESS = {"cache_implementation": ("dynamic", "static"), "disable_compile": (True,)}
+_GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 
 
 def custom_generate(
@@ -35,9 +48,11 @@ def custom_generate(
     """Make a callable for `generate(custom_generate=...)` of transformers.
 
     It writes what `diagd.generate_tokens` writes; `do_sample`, `temperature`, `top_k`, `top_p`,
-    `guidance_scale` and `negative_prompt_ids` are those of the call. Any other logits processor is
-    an error, and so is more than one sequence a prompt. The schedule says how much is generated:
-    `max_new_tokens` has to allow it, and keeps transformers from warning of its own limit.
+    `guidance_scale` and `negative_prompt_ids` are those of the call, and a `streamer` gets the
+    tokens when all are written. Whatever else would change what `generate` does is a ValueError
+    that names it: pictures, caches, criteria, processors, several sequences a prompt. The schedule
+    says how much is generated: `max_new_tokens` has to allow it, and keeps transformers from
+    warning of its own limit; an end-of-sequence id of the model's own config ends nothing.
 
     Args:
         schedule: which token is written when, and how many frames.
@@ -59,46 +74,84 @@ def custom_generate(
         generation_config: GenerationConfig,
         **inputs: Any,  # a parameter that is named here is passed twice
     ) -> Tensor:
-        foreign = [type(p).__name__ for p in logits_processor if not isinstance(p, _UNDERSTOOD)]
-        if foreign:
-            raise ValueError(f"diagonal decoding knows no logits processors, got {foreign}")
-        if (mask := inputs.get("attention_mask")) is not None and not mask.all():
-            raise ValueError("prompts must be of one length, got one with masked tokens")
+        given, has_limit = _arguments(inputs)
+        length = input_ids.shape[1]
         new_tokens = schedule.grid.num_tokens + (0 if actions is None else actions[0].numel())
-        if (given := generation_config.max_new_tokens or new_tokens) < new_tokens:
-            raise ValueError(f"the schedule writes {new_tokens} tokens, got max_new_tokens={given}")
-        only = {"num_beams": 1, "num_return_sequences": 1, "return_dict_in_generate": False}
-        for name, value in only.items():
-            if getattr(generation_config, name) not in (None, value):
-                raise ValueError(f"{name} must be {value}, got {getattr(generation_config, name)}")
-        sampling = SamplingOptions(valid_range=valid_range)
-        if generation_config.do_sample:
-            names = "temperature", "top_k", "top_p"  # of the call's flags, or passed as processors
-            drawn = {n: getattr(p, n) for p in logits_processor for n in names if hasattr(p, n)}
-            temperature = drawn.pop("temperature", 1.0)
-            sampling = SamplingOptions(temperature, **drawn, valid_range=valid_range)
-        in_training = [module for module in model.modules() if module.training]
-        try:
+        with ExitStack() as ending:
+            if streamer := given.get("streamer"):
+                ending.callback(streamer.end)  # after an error too: somebody waits for it
+            _refuse_unknown(given, generation_config, model)
+            foreign = [type(p).__name__ for p in logits_processor if not isinstance(p, _UNDERSTOOD)]
+            if foreign:
+                raise ValueError(f"diagonal decoding knows no logits processors, got {foreign}")
+            if (mask := given.get("attention_mask")) is not None and not mask.all():
+                raise ValueError("prompts must be of one length, got one with masked tokens")
+            if has_limit and (limit := generation_config.max_length - length) < new_tokens:
+                raise ValueError(f"the schedule writes {new_tokens} tokens, got a limit of {limit}")
+            sampling = SamplingOptions(valid_range=valid_range)
+            if generation_config.do_sample:
+                names = "temperature", "top_k", "top_p"  # of the call's flags, or as processors
+                drawn = {n: getattr(p, n) for p in logits_processor for n in names if hasattr(p, n)}
+                temperature = drawn.pop("temperature", 1.0)
+                sampling = SamplingOptions(temperature, **drawn, valid_range=valid_range)
+            for module in model.modules():
+                if module.training:
+                    ending.callback(setattr, module, "training", True)
             decoder = wrapped = HuggingFaceModel(model)  # which ends training mode
             for processor in logits_processor:
                 if isinstance(processor, _Guidance):
                     decoder = _guided(wrapped, input_ids, processor)
-                    if (length := input_ids.shape[1] + new_tokens) > decoder.max_positions:
+                    if (whole := length + new_tokens) > decoder.max_positions:
                         raise ValueError(
                             "guidance needs prompt and frames in one context of "
-                            f"{decoder.max_positions} tokens, got {length}"
+                            f"{decoder.max_positions} tokens, got {whole}"
                         )
             frames = generate_tokens(
                 decoder, input_ids, schedule, actions, context_frames, sampling=sampling, seed=seed
             ).tokens.flatten(2)
-        finally:
-            for module in in_training:
-                module.training = True
-        if actions is not None:
-            frames = torch.cat([actions.to(frames.device), frames], dim=2)
-        return torch.cat([input_ids, frames.flatten(1)], dim=1)
+            if actions is not None:
+                frames = torch.cat([actions.to(frames.device), frames], dim=2)
+            written = frames.flatten(1).to(input_ids.device)
+            if streamer:
+                for tokens in written.T.cpu():
+                    streamer.put(tokens)
+            return torch.cat([input_ids, written], dim=1)
 
     return decode
+
+
+def _arguments(inputs: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Return what the caller of `generate` gave, and whether a limit is part of it.
+
+    A callable gets neither streamer nor assistant, and is not told which of its inputs `generate`
+    has added: only the frame of that tells.
+    """
+    frame = inspect.currentframe()
+    while frame and frame.f_code is not _GENERATE:
+        frame = frame.f_back
+    if frame is None:  # called by something else
+        return inputs, False
+    here, names = frame.f_locals, [*inspect.signature(GenerationMixin.generate).parameters][1:-1]
+    has_limit = here["generation_config"].max_new_tokens or not here["has_default_max_length"]
+    return {name: here[name] for name in names} | here["kwargs"], bool(has_limit)
+
+
+def _refuse_unknown(
+    given: Mapping[str, Any], generation_config: GenerationConfig, model: PreTrainedModel
+) -> None:
+    usual = generation_config._get_default_generation_params()
+    usual["eos_token_id"] = model.generation_config.eos_token_id
+    fields = {name: getattr(generation_config, name) for name in vars(GenerationConfig())}
+    refused = [
+        f"{name}={value}" if isinstance(value, int | float) else name
+        for name, value in {**given, **fields}.items()
+        if name not in _OBEYED and not name.startswith("_")
+        # a tensor cannot be compared
+        if isinstance(value, Tensor)
+        or value not in (None, False, [], usual.get(name), *_HARMLESS.get(name, ()))
+    ]
+    if refused:
+        raise ValueError(f"diagonal decoding takes no {', '.join(refused)}")
 
 
 def _guided(model: HuggingFaceModel, prompt: Tensor, processor: _Guidance) -> GuidedModel:

@@ -12,10 +12,10 @@ import tyro
 from diagd.backends.names import Backend, DTypeChoice
 from diagd.checks import check_at_least
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.strategies.table import Conditions, Raster, Strategy, parse_strategy
+from diagd.decoding.strategies.table import Raster, Strategy, parse_strategy
 from diagd.families.defaults import GenerationDefaults
-from diagd.files import check_suffix
-from diagd.flags import Device, FrameLag, OutputFile, OutputFolder, RowLag
+from diagd.files import FRAME_SUFFIXES, check_suffix
+from diagd.flags import Device, FrameLag, OutputFolder, RowLag, output_file, output_folder
 from diagd.workers import Pool
 
 
@@ -67,19 +67,19 @@ class DecodingFlags:
         return parse_strategy(self.strategy)
 
 
-ONE_VIDEO = ("prompt", "output", "images", "compare", "raster_frames")
-MANY_VIDEOS = ("out", "workers", "worker_cpus", "worker_gpus", "address")
+ONE_VIDEO = ("prompt", "images", "compare", "raster_frames")
+MANY_VIDEOS = ("workers", "worker_cpus", "worker_gpus", "address")
 
 
 @dataclass(frozen=True)
 class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, Pool):
     """Generate a video from a prompt clip and actions, and write it as mp4 with a contact sheet.
 
-    What is not given is a default of the model: of the bundled one, 16 frames after 4 with
+    Anything not given takes the model's own default: of the bundled one, 16 frames after 4 with
     row_lag 1 at temperature 1 and top-p 0.98.
 
-    With --prompts, each of many prompts has a video in the folder --out; those that cannot be read
-    are listed at the end, and make the exit code 1.
+    With --prompts, each of many prompts has a video in the folder --out; unreadable ones are listed
+    at the end; exit code 1.
     """
 
     model: str = "doom"  # a bundled model, our folder, a released checkpoint (docs/models.md)
@@ -99,32 +99,39 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, Pool):
     frames: int | None = None  # frames to generate
     images: int = 1  # of a model of images: so many at once, under seeds from --seed on
     # .mp4, .gif or .webp, with a contact sheet beside it as .png; or .png, the sheet alone, or the
-    # image of a model of images; default: dream.mp4, of such a model dream.png
-    output: OutputFile | None = None
+    # image of a model of images; default: dream.mp4, of such a model dream.png. With --prompts, the
+    # folder for their videos, NAME.mp4 with NAME.json; a killed run resumes from here
+    out: Annotated[Path | None, tyro.conf.arg(aliases=["--output"])] = None
     compare: bool = False  # run raster as well; the video shows both side by side (raster left)
     raster_frames: int | None = None  # timed in raster order for the table; default 2, Cosmos 0
     # instead of --prompt: a folder of them; each has its own seed, made of its name and --seed
     prompts: Path | None = None
-    # folder for their videos, NAME.mp4 with NAME.json; a run that was killed goes on from here
-    out: OutputFolder | None = None
 
     def __post_init__(self) -> None:
         check_at_least(self, frames=1, context_frames=1, images=1, raster_frames=0, guidance=0)
         strategy = self.decoding(GenerationDefaults(), 1)
-        strategy.check(Conditions(self.sampling(GenerationDefaults()).temperature))
-        if self.output is not None:
-            check_suffix(self.output)
+        strategy.check()
+        self.sampling(GenerationDefaults())
         if self.compare and strategy == Raster():
             raise ValueError("compare already runs raster; leave it out")
         is_many = self.prompts is not None
         for name in ONE_VIDEO if is_many else MANY_VIDEOS:
             if getattr(self, name) != getattr(GenerateOptions, name):
                 kind = "one video, not" if is_many else "many videos: it needs"
-                hint = "; one video goes to --output" if name == "out" else ""
-                raise ValueError(f"{name} is for {kind} --prompts{hint}")
-        if is_many and self.out is None:
-            raise ValueError("prompts need --out, a folder for their videos")
+                raise ValueError(f"{name} is for {kind} --prompts")
+        if is_many and (self.out is None or self.out.suffix.lower() in FRAME_SUFFIXES):
+            got = "" if self.out is None else f", got {self.out}"
+            raise ValueError(f"prompts need --out, a folder for their videos{got}")
+        if self.out is not None:
+            (output_folder if is_many else _video_file)(self.out)
         super().__post_init__()
+
+
+def _video_file(path: Path) -> None:
+    output_file(path)
+    if not path.suffix:
+        raise ValueError(f"out may be a folder with --prompts only; one video goes to {path}.mp4")
+    check_suffix(path)
 
 
 @dataclass(frozen=True)

@@ -3,27 +3,25 @@
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL.Image import Image
 from torch import Tensor
 
 from diagd.data.actions import ActionCodec, split_actions
+from diagd.data.frames import rgb_of
 from diagd.data.video import read_video
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
 from diagd.decoding.teacher_forcing import in_sequence
 from diagd.families.clip_files import ClipFile
+from diagd.files import encoded
 from diagd.metrics.quality import psnr
 from diagd.tokenizers.vq import VideoTokenizer
-
-
-class Image(Protocol):
-    """A picture of PIL, which diagd does not need."""
-
-    def convert(self, mode: str) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -71,19 +69,20 @@ def read_clip(
         return Prompt(read.frames[:wanted], between, coming or [], float(read.fps), [])
     has_actions = codec is not None and path.with_suffix(".jsonl").is_file()
     actions, notes = clip_file.actions() if has_actions else None, list[str]()
-    stored_fps = float(clip_file.length()[1])
-    is_faster = not has_actions and stored_fps > model_fps * 1.01
-    video = read_video(path, last=wanted, fps=model_fps if is_faster else None)
-    if is_faster and len(video.frames) > 1:
-        notes.append(f"prompt has {stored_fps:g} frames/s: read at the model's {model_fps:g}")
+    times = clip_file.times()
+    fps = None if has_actions else times.slower(model_fps)
+    video = read_video(path, last=wanted, fps=fps)
+    if fps is not None and len(video.frames) > 1:
+        given_fps = float(times.max_rate)
+        notes.append(f"prompt has {given_fps:g} frames/s: read at the model's {model_fps:g}")
     given = len(video.frames)
     count = given - (given - 1) % frames_per_grid
     if given > 1 and count < wanted:
         seen = "no more than these" if count == given else f"the last {count}"
         notes.append(f"prompt has {given} frames: the model sees {seen}")
-    fps = float(video.fps) if given > 1 else model_fps
+    shown_fps = float(video.fps) if given > 1 else model_fps
     between = actions and actions[len(actions) - count + 1 :]
-    return Prompt(video.frames[-count:], between, [], fps, notes)
+    return Prompt(video.frames[-count:], between, [], shown_fps, notes)
 
 
 # Starts of the bundled world lie 0 to 6 dB below its prompt, drawings and noise 10 to 20.
@@ -96,29 +95,37 @@ def likeness_notes(tokenizer: VideoTokenizer, folder: Path, frame: Tensor) -> li
     Its tokens keep less of such a frame, (H_px, W_px, 3) uint8 of the world's size, than of the
     prompt in its folder; the model's likelihood does not show it (docs/log.md).
     """
-    own = folder / "prompt.mp4"
-    if not own.is_file() or tokenizer.temporal_compression > 1:
-        return []
-    usual = tokenizer.fit_frames(read_video(own, last=1).frames, *frame.shape[:2])
-    both = torch.cat([frame[None].cpu(), usual])
-    kept = psnr(tokenizer.decode(tokenizer.encode(both)), both).tolist()
-    if kept[0] > kept[1] - FOREIGN_DB:
+    usual = _own_psnr(tokenizer, folder, frame.shape[:2])
+    if usual is None or (kept := _kept(tokenizer, frame[None].cpu())) > usual - FOREIGN_DB:
         return []
     return [
         "the world has learned nothing that looks like this picture, which may dissolve soon "
-        f"(its tokens keep {kept[0]:.0f} dB of it, {kept[1]:.0f} dB of its own prompt)"
+        f"(its tokens keep {kept:.0f} dB of it, {usual:.0f} dB of its own prompt)"
     ]
+
+
+@lru_cache(maxsize=1)
+def _own_psnr(tokenizer: VideoTokenizer, folder: Path, size_px: tuple[int, int]) -> float | None:
+    """Return what tokens keep of a world's own prompt, in dB; None where that cannot be asked."""
+    own = folder / "prompt.mp4"
+    if not own.is_file() or tokenizer.temporal_compression > 1:
+        return None
+    return _kept(tokenizer, tokenizer.fit_frames(read_video(own, last=1).frames, *size_px))
+
+
+def _kept(tokenizer: VideoTokenizer, frame: Tensor) -> float:
+    return psnr(tokenizer.decode(tokenizer.encode(frame)), frame).item()
 
 
 def seed_of(name: str, seed: int) -> int:
     """Return a clip's seed: the same under every strategy and whatever other clips there are."""
-    return (zlib.crc32(name.encode()) + seed) % 2**31
+    return (zlib.crc32(encoded(name)) + seed) % 2**31
 
 
 def is_batch(given: Any) -> bool:
     """Return whether this is (B, T, H_px, W_px, 3), or a list of anything but pictures."""
     if isinstance(given, list | tuple):
-        return not given or not (hasattr(given[0], "convert") or getattr(given[0], "ndim", 0) == 3)
+        return not given or not (isinstance(given[0], Image) or getattr(given[0], "ndim", 0) == 3)
     return getattr(given, "ndim", 0) == 5
 
 
@@ -150,8 +157,7 @@ def as_frames(given: Picture | Sequence[Picture] | None) -> Tensor:
         return torch.cat(frames)
     pixels: Any = given
     if not isinstance(given, Tensor):
-        convert = getattr(given, "convert", None)
-        pixels = np.asarray(convert("RGB") if convert else given)
+        pixels = rgb_of(given) if isinstance(given, Image) else np.asarray(given)
     shape, dtype = tuple(pixels.shape), str(pixels.dtype).removeprefix("torch.")
     if dtype != "uint8" or len(shape) not in (3, 4) or shape[-1] != 3 or 0 in shape:
         raise ValueError(f"frames must be (T, H_px, W_px, 3) uint8 RGB, got {dtype} {shape}")

@@ -1,13 +1,13 @@
 """Places that one can start from: a world's own prompt, and clips and pictures of a folder."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
 from torch import Tensor
 
-from diagd.data.video import IMAGE_SUFFIXES
-from diagd.families.clip_files import VIDEO_SUFFIXES, recording_formats
+from diagd.families.clip_files import prompt_suffixes, recording_formats
+from diagd.files import list_files
 from diagd.pipeline.generator import VideoGenerator
 
 
@@ -22,21 +22,17 @@ class StartScene:
 
 
 def model_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
-    """Read a model folder's prompt.mp4, then all clips and images of its folder `scenes`."""
-    prompt = folder / "prompt.mp4"
-    first = [read_scene(prompt, world, context_frames)] if prompt.is_file() else []
-    return first + folder_scenes(folder / "scenes", world, context_frames)
+    """Read a model folder's prompt.mp4, named `opening`, then all of its folder `scenes`."""
+    prompt, scenes = folder / "prompt.mp4", folder_scenes(folder / "scenes", world, context_frames)
+    if prompt.is_file():
+        scenes.insert(0, replace(read_scene(prompt, world, context_frames), name="opening"))
+    return scenes
 
 
 def folder_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
-    """Read every clip (its actions beside it) and image of a folder, if it exists, by name."""
-    files = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [
-        read_scene(path, world, context_frames)
-        for path in files
-        if path.suffix.lower() in (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES)
-        and not path.name.startswith(".")
-    ]
+    """Read every clip (with its actions) and image of a folder, if it exists, by name."""
+    found = list_files(folder, "folder of scenes", prompt_suffixes()) if folder.is_dir() else []
+    return [read_scene(path, world, context_frames) for path in found]
 
 
 def read_scene(path: Path, world: VideoGenerator, context_frames: int) -> StartScene:

@@ -8,9 +8,11 @@ from typing import NamedTuple
 import torch
 
 from diagd.backends.devices import dtype_of, multiplies_bfloat16
-from diagd.backends.names import DTypeChoice
-from diagd.backends.prepare import choose_dtype
+from diagd.backends.names import Backend, DTypeChoice, DTypeName
+from diagd.backends.prepare import choose_backend, choose_dtype
 from diagd.data.actions import ActionCodec
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.strategies.table import Strategy
 from diagd.families import checkpoints
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Checkpoint
@@ -47,13 +49,8 @@ def load_parts(
     """
     found, device = checkpoints.find_model(name_or_path, config), torch.device(device)
     shape, folder = found.config, found.path.parent
-    int8 = False
-    if not isinstance(dtype, torch.dtype):
-        chosen = choose_dtype(dtype, device, shape)
-        dtype, int8 = dtype_of(chosen), chosen == "int8"
-    video_tokenizer, defaults = _tokenizer(found, tokenizer), found.family.defaults(found)
-    if isinstance(video_tokenizer, VQTokenizer):
-        video_tokenizer.painting = dtype if multiplies_bfloat16(device) else torch.float32
+    read = video_tokenizer = _tokenizer(found, tokenizer)
+    defaults = found.family.defaults(found)
     if defaults.row_ends:
         video_tokenizer = RowEnds(video_tokenizer)
     if shape.num_seam_tokens:
@@ -77,8 +74,30 @@ def load_parts(
         )
     height_px, width_px = video_tokenizer.frame_size_px(shape.grid_height, shape.grid_width)
     check_memory(12 * height_px * width_px, f"{folder}: a frame of {height_px}x{width_px} pixels")
+    int8 = False
+    if not isinstance(dtype, torch.dtype):  # models of such a shape are timed: it is known to fit
+        chosen = choose_dtype(dtype, device, shape)
+        dtype, int8 = dtype_of(chosen), chosen == "int8"
+    if isinstance(read, VQTokenizer):
+        read.painting = dtype if multiplies_bfloat16(device) else torch.float32
     text, model = checkpoints.load_text(found), checkpoints.build_model(found, device, dtype)
     return Parts(model, video_tokenizer.to(device), codec, defaults, text, int8)
+
+
+def decide(
+    name_or_path: str | Path,
+    device: torch.device,
+    dtype: DTypeChoice,
+    backend: Backend,
+    config: str | Path | None = None,
+) -> tuple[DTypeName, Backend]:
+    """Return what dtype and backend, `auto` or not, are for a model here.
+
+    Timings choose, and may choose otherwise the next time: who shares out a run decides once.
+    """
+    shape = checkpoints.find_model(name_or_path, config).config
+    chosen = choose_dtype(dtype, device, shape)
+    return chosen, choose_backend(backend, device, chosen, shape)
 
 
 def save_checkpoint(found: Checkpoint, target: Path, tokenizer: str | Path | None) -> list[str]:
@@ -113,12 +132,12 @@ def _stored_tokenizer(found: Checkpoint, given: str | Path | None) -> VideoToken
 def _tokenizer(found: Checkpoint, given: str | Path | None) -> VideoTokenizer:
     if given is not None:
         return checkpoints.load_tokenizer(given, allow_torchscript=True)
-    tokenizer = found.family.tokenizer and found.family.tokenizer(found)
-    if tokenizer is None:
-        raise ValueError(
-            f"{found.path}: its tokenizer is not with it: name the folder with --tokenizer"
-        )
-    return tokenizer
+    return checkpoints.tokenizer_of(found)
+
+
+def check_strategy(found: Checkpoint, strategy: Strategy) -> None:
+    """Raise ValueError where a strategy cannot decode frames of a model; no weights are read."""
+    strategy.check(TokenGrid(1, found.config.grid_height, found.config.grid_width))
 
 
 def codec_of(found: Checkpoint) -> ActionCodec | None:

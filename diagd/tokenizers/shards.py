@@ -21,7 +21,15 @@ from torch import Tensor
 from diagd.console import progress
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import one_thread_workers, read_video
-from diagd.files import naming, write_bytes, write_text
+from diagd.files import (
+    list_files,
+    naming,
+    parse_object,
+    read_lines,
+    utf8_path,
+    write_bytes,
+    write_text,
+)
 from diagd.system import clip_fingerprint
 from diagd.tokenizers.vq import VQTokenizer
 
@@ -52,8 +60,7 @@ class TokenClips:
 
 def find_clips(folder: Path) -> list[Path]:
     """List the videos of a folder by name; FileNotFoundError without any."""
-    paths = sorted(path for path in folder.glob("[!.]*.*") if path.suffix.lower() == ".mp4")
-    if not paths:
+    if not (paths := list_files(folder, "folder of clips", (".mp4",))):
         raise FileNotFoundError(f"no .mp4 clips in {folder}")
     return paths
 
@@ -78,10 +85,9 @@ def actions_of(
         return ActionVocabulary.load(beside)
     names = {"none"}
     for path in files:
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            # damage is reported by read_actions
-            with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
-                names.add(str(json.loads(line)["action"]))
+        for line in read_lines(path, "action file"):
+            with contextlib.suppress(ValueError, KeyError):  # which read_actions reports
+                names.add(str(parse_object(line)["action"]))
     return ActionVocabulary(tuple(sorted(names, key=lambda name: (name != "none", name))))
 
 
@@ -191,7 +197,7 @@ def read_shards(folder: str | Path) -> TokenClips:
 def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
     damage = SafetensorError, KeyError, RecursionError, ValueError
     with naming(f"{path} is no token shard (corrupt?)", damage):
-        with safe_open(path, "pt") as file:
+        with utf8_path(path) as known, safe_open(known, "pt") as file:
             metadata = file.metadata() or {}
             tokens, actions = file.get_tensor("tokens"), file.get_tensor("actions")
         names = json.loads(metadata["action_names"])

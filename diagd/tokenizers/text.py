@@ -4,7 +4,7 @@ Cosmos pads every prompt to 512 places, sets those behind the text to zero and l
 attended to; so does this module.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.files import naming, require_file, require_folder
+from diagd.files import naming, read_json_object, require_file, require_folder
 from diagd.weight_files import read_weights
 
 NUM_PLACES = 512
@@ -53,21 +53,22 @@ def encode_text(text: str, folder: str | Path) -> Tensor:
 
 @torch.inference_mode()
 def text_states(text: str, folder: str | Path, max_tokens: int) -> Tensor:
-    """Encode a text, cut to `max_tokens`, with the T5 of a local folder: (tokens, size) float32.
+    """Encode a text and its end, at most `max_tokens`, by a T5: (tokens, size) float32.
 
     The folder holds weights and tokenizer, as transformers saves them.
     """
-    from transformers import AutoTokenizer, T5EncoderModel  # slow to import
+    from transformers import T5EncoderModel  # slow to import
 
     if not text.strip():
         raise ValueError("text must not be empty")
     folder = require_folder(folder, "text encoder folder")
     with naming(f"{folder} holds no T5 encoder", (OSError, ValueError, SafetensorError)):
-        with naming(_UNREADABLE, Exception):
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        words = _load(folder)
         encoder = T5EncoderModel.from_pretrained(folder, local_files_only=True)
-    ids = tokenizer(text, truncation=True, max_length=max_tokens, return_tensors="pt").input_ids
-    return encoder(ids).last_hidden_state[0].float()
+        end = encoder.config.eos_token_id
+        _check_ids(words, {words.eos_token: end})
+    ids = words(text, add_special_tokens=False).input_ids[: max_tokens - 1]
+    return encoder(torch.tensor([[*ids, end]])).last_hidden_state[0].float()
 
 
 def read_embedding(path: str | Path) -> Tensor:
@@ -79,17 +80,48 @@ def read_embedding(path: str | Path) -> Tensor:
     return tensors[0].float().reshape(1, *tensors[0].shape[-2:])
 
 
-def read_words(folder: Path) -> Any:
-    """Load the tokenizer of a local folder, which must have a BOS; code in it is not run."""
-    from transformers import AutoTokenizer  # slow to import
+def read_words(folder: Path, side: Mapping[str, Any] | None = None) -> Any:
+    """Load the tokenizer of a local folder, which must have a BOS, and ids that the model knows.
 
-    with naming(_UNREADABLE, Exception):
-        words = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+    Those are in its config.json: `side`, or else the one in the folder, if there is any.
+    """
+    words, config = _load(folder), folder / "config.json"
     if words.bos_token_id is None:
         raise ValueError("it has no token for the begin of a sequence (see tokenizer_config.json)")
+    if side is None:
+        side = read_json_object(config) if config.is_file() else {}
+    begin = (side.get("text_config") or {}).get("bos_token_id")
+    _check_ids(words, {words.bos_token: begin} | (side.get("vocabulary_map") or {}))
     return words
+
+
+def _load(folder: Path) -> Any:
+    """Load tokenizer.json as it stands, running no code of the folder.
+
+    AutoTokenizer would rebuild it in the way of the class that tokenizer_config.json names, which
+    no two versions of transformers do alike: spaces and BOS were lost.
+    """
+    from transformers import PreTrainedTokenizerFast  # slow to import
+
+    require_file(folder / "tokenizer.json", "text tokenizer")
+    with naming(_UNREADABLE, Exception):
+        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+
+
+def _check_ids(words: Any, known: Mapping[Any, Any]) -> None:
+    vocabulary = words.get_vocab()
+    for name, theirs in known.items():
+        if theirs is not None and (number := vocabulary.get(name, theirs)) != theirs:
+            raise ValueError(
+                f"{name!r} is {theirs} in the model's config.json and {number} in its text "
+                "tokenizer, which is another model's"
+            )
+
+
+def text_ids(words: Any, text: str) -> list[int]:
+    """Return BOS and the ids of a text, which may begin with it."""
+    ids = words(text, add_special_tokens=False).input_ids
+    return ids if ids[:1] == [words.bos_token_id] else [words.bos_token_id, *ids]
 
 
 def ids_of(words: Any, names: Sequence[str | None]) -> list[int]:

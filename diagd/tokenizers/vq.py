@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from diagd.checks import brief
 from diagd.data.video import resize, stretch
-from diagd.files import naming, read_json_object, write_json
+from diagd.files import MISFITS, naming, read_json_object, write_json
 from diagd.weight_files import assign_weights, check_fit, read_tensors, rename_by, write_weights
 
 PixelRounding = Literal["nearest", "down"]
@@ -183,7 +184,7 @@ class VQTokenizer(FrameTokenizer):
             )
         if pixel_rounding not in get_args(PixelRounding):
             known = " or ".join(get_args(PixelRounding))
-            raise ValueError(f"pixel_rounding must be {known}, got {pixel_rounding!r}")
+            raise ValueError(f"pixel_rounding must be {known}, got {brief(pixel_rounding)}")
         self.pixel_rounding: PixelRounding = pixel_rounding
         self.codebook_size = len(self.codebook)
         self.compression = self.patch_size * 2 ** (len(model.config["block_out_channels"]) - 1)
@@ -239,7 +240,8 @@ class VQTokenizer(FrameTokenizer):
         config = read_json_object(config_path)
         ours = {name: config.pop(name) for name in _OURS if name in config}
         model = load_vq_model(config, config_path, read_tensors(weights_path), weights_path)
-        return cls(model, **ours)
+        with naming(config_path, MISFITS):
+            return cls(model, **ours)
 
 
 def load_vq_model(
@@ -252,15 +254,15 @@ def load_vq_model(
     """
     kind, layers = config.get("_class_name"), config.get("layers_per_block", 1)
     if kind != "VQModel":
-        raise ValueError(f"{path}: _class_name must be VQModel, got {kind!r}")
-    if not isinstance(layers, int) or layers > len(weights):
+        raise ValueError(f"{path}: _class_name must be VQModel, got {brief(kind)}")
+    counts = [layers, *(len(value) for value in config.values() if isinstance(value, list))]
+    if not isinstance(layers, int) or max(counts) > len(weights):
         raise ValueError(
-            f"{path}: layers_per_block must be at most the {len(weights)} tensors of {where}, "
-            f"got {repr(layers)[:20]}"
+            f"{path}: layers_per_block, and how many blocks there are, must be at most the "
+            f"{len(weights)} tensors of {where}, got {brief(layers, 20)}"
         )
     vq_model = vq_model_class()
-    misfits = TypeError, ValueError, RuntimeError, ArithmeticError
-    with naming(f"{path} describes no VQModel", misfits), torch.device("meta"):
+    with naming(f"{path} describes no VQModel", MISFITS), torch.device("meta"):
         model: Any = vq_model.from_config(config)
     check_fit(model, weights, where)
     own = {name: value.clone() for name, value in weights.items()}  # the file may change

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,14 @@ from diagd.files import (
     naming,
     read_json_lines,
     read_json_object,
+    require_file,
     rewind_log,
     save_figure,
     write_json,
 )
 from diagd.models.transformer import Transformer
 from diagd.system import keep_freed_memory, refuse_other_run
+from diagd.threads import follow_free_cores
 from diagd.tokenizers.shards import TokenClips, part_of, read_shards
 from diagd.training.mixture import MixtureLoss, generator_of
 from diagd.training.options import RunOptions
@@ -48,6 +50,8 @@ def read_clips(options: RunOptions) -> tuple[TokenClips, TokenClips | None]:
     if (options.out / CONFIG_FILE).is_file() and not (options.out / RUN_FILE).is_file():
         given = f"{options.out} holds a model, and not what its training needs to go on"
         raise ValueError(f"{given}: choose another --out")
+    if options.more_minutes is not None:
+        require_file(options.out / RUN_FILE, "run to train for longer")
     clips = read_shards(part_of(options.tokens, "train"))
     beside = options.tokens / "heldout"
     validation = options.validation or (beside if beside.is_dir() else None)
@@ -63,6 +67,14 @@ def read_clips(options: RunOptions) -> tuple[TokenClips, TokenClips | None]:
     if held_out is not None and held_out.kind != clips.kind:
         raise ValueError("validation: clips have another grid, tokenizer or actions than tokens")
     return clips, held_out
+
+
+def decide_precision(options: RunOptions) -> RunOptions:
+    """Return options whose precision is decided: `auto` is that of the run in --out, if any."""
+    state_file = options.out / RUN_FILE
+    before = read_json_object(state_file) if state_file.is_file() else {}
+    asked = before.get("precision", "auto") if options.precision == "auto" else options.precision
+    return replace(options, precision=choose_precision(asked))
 
 
 def sequences(clips: TokenClips, indices: Tensor, times: Tensor) -> Tensor:
@@ -122,10 +134,11 @@ class TrainingRun:
         self.batch_size = options.batch_of(clips)
         self.settings = {name: getattr(options, name) for name in ("seed", "hold", "optimizer")}
         self.settings["batch_size"] = self.batch_size
-        precision = choose_precision(options.precision)
+        self.settings["precision"] = precision = choose_precision(options.precision)
         accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
         self.accelerator, where = accelerator, (accelerator.device, accelerator.process_index)
         self.loss = MixtureLoss(options, model.config, *where)
+        self.is_compiled = self.loss.is_compiled
         optimizers = make_optimizers(model, options)
         if accelerator.is_fsdp2 and len(optimizers) > 1:  # accelerate would save one of them
             raise ValueError(
@@ -136,6 +149,7 @@ class TrainingRun:
         self.checkpoint = options.out / RUN_FILE.parent
         self.log_file = options.out / "log.jsonl"
         self.step, self.saved, self.seconds = 0, -1, 0.0
+        self.extended_to: float | None = None  # seconds in all, of a run with more_minutes
         self.agreed_at, self.agree_at = 0, 0  # steps: of the last agreement, of the next one
 
     @property
@@ -151,6 +165,8 @@ class TrainingRun:
             held = f"{self.options.out} holds a run"
             with naming(f"{held} damaged or of another version; choose another --out", damage):
                 step, seconds = state.pop("step"), state.pop("seconds")
+                finished, end = state.pop("finished", True), state.pop("extended_to", None)
+                state.setdefault("precision", self.settings["precision"])
                 before = {name: state.pop(name) for name in self.settings}
                 refuse_other_run(f"{held} of", before, self.settings)
                 if state != self.identity:
@@ -159,8 +175,21 @@ class TrainingRun:
                     )
                 self.accelerator.load_state(str(self.checkpoint / f"step_{step}"))
             self.step, self.saved, self.seconds, self.agreed_at = step, step, seconds, step
+            if self.options.more_minutes is not None:
+                if not finished and end is None:
+                    raise ValueError(f"{held} that is not finished: leave --more-minutes out first")
+                self._extend(60 * self.options.more_minutes + seconds if finished else end)
         if self.accelerator.is_main_process:
             rewind_log(self.log_file, self.step)
+
+    def _extend(self, end: float) -> None:
+        """Let the run end after so many seconds in all, also when it is killed and resumed."""
+        self.extended_to = end
+        self.options = replace(
+            self.options, more_minutes=None, steps=None, hours=None, minutes=end / 60
+        )
+        self.accelerator.wait_for_everyone()  # until all have read what is written anew
+        self._write_state()
 
     def train(self, look: Look | None = None) -> None:
         """Train to the end, logging, saving and, after each stage, looking (in all processes)."""
@@ -200,6 +229,8 @@ class TrainingRun:
 
     def take_step(self) -> Tensor:
         """Lower the loss by one optimiser step; return it, NaN unless gradients were finite."""
+        if not self.is_compiled:  # for a number of threads, and for another one anew
+            follow_free_cores()
         value = self._backward()
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -299,12 +330,17 @@ class TrainingRun:
             shutil.rmtree(fresh, ignore_errors=True)
             raise OSError(f"{self.checkpoint} cannot be written: {error}") from error
         self.accelerator.wait_for_everyone()
+        self._write_state()
         if is_main:
-            state = {"step": self.step, "seconds": self.seconds, **self.settings}
-            write_json(self.options.out / RUN_FILE, state | self.identity)
             for old in set(self.checkpoint.glob("step_*")) - {fresh}:
                 shutil.rmtree(old, ignore_errors=True)
         self.saved = self.step
+
+    def _write_state(self) -> None:
+        if self.accelerator.is_main_process:
+            state = {"step": self.step, "seconds": self.seconds, **self.settings}
+            state |= {"finished": self.share_done >= 1, "extended_to": self.extended_to}
+            write_json(self.options.out / RUN_FILE, state | self.identity)
 
 
 def plot_loss(folder: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import tyro
 
@@ -13,7 +13,6 @@ from diagd.backends.native.compiler import find_compiler
 from diagd.checks import check_at_least, check_values, parse_size
 from diagd.decoding.schedule import RowStart
 from diagd.decoding.strategies.table import (
-    Conditions,
     Diagonal,
     Strategy,
     parse_strategies,
@@ -38,7 +37,7 @@ class TokenizeOptions:
 
     steps: int | None = None  # optimizer steps that the tokenizer is trained for
     minutes: float | None = None  # minutes that it is trained for; default 5, or --steps
-    batch: int = 8  # frames a step
+    batch_size: int = 8  # frames a step
     learning_rate: float = 1e-3  # peak; linear warm-up, then a cosine to zero
     decoder_only: bool = False  # leave encoder and codebook alone: tokens stay the same
     # weight of a discriminator: 0.05 keeps textures that squared errors blur, for 0.1 to 0.4 dB
@@ -53,19 +52,23 @@ class TokenizeOptions:
     codes: int = 1024  # codebook size, from scratch
     frame_stride: int = 4  # train and measure on every n-th frame; all of them lie in memory
     checkpoint_s: float = 60.0  # seconds between checkpoints
-    out: OutputFolder  # folder to write; a killed run goes on from here
+    out: OutputFolder  # folder to write; a killed run resumes from here
     heldout: Path | None = None  # folder of held-out clips; default: a share of the clips
     heldout_share: float = 0.1  # which share: every tenth clip by name
     tokenizer: Path | None = None  # trained tokenizer to apply as it is, instead of training
     actions: Path | None = None  # actions.json with the order of actions; else as in the clips
 
     def __post_init__(self) -> None:
-        check_at_least(self, steps=1, batch=1, threads=1, codes=1, frame_stride=1, patch=1)
+        check_at_least(self, steps=1, batch_size=1, threads=1, codes=1, frame_stride=1, patch=1)
         check_at_least(self, sharpen=0, seed=0, checkpoint_s=0)
         check_values(
             self,
             ("minutes", self.minutes is None or 0 < self.minutes < math.inf, "above 0"),
-            ("batch", self.batch % self.threads == 0, f"a multiple of threads={self.threads}"),
+            (
+                "batch_size",
+                self.batch_size % self.threads == 0,
+                f"a multiple of threads={self.threads}",
+            ),
             ("learning_rate", self.learning_rate > 0, "above 0"),
             ("heldout_share", 0 < self.heldout_share <= 0.5, "in (0, 0.5]"),
         )
@@ -95,7 +98,7 @@ class TokenizeOptions:
 
 CorruptWith = Literal["uniform", "samples"]
 BATCH_TOKENS = 5000  # of a step and process, where no batch size is given
-WARM_UP_STEPS = 50
+WARM_UP_SHARE = 1 / 20  # of a run, at most, where no number of steps is given
 MIN_COMPILED_S = 600.0  # compiling takes one to four minutes
 
 
@@ -136,16 +139,20 @@ class RunOptions:
     """Options of every training run."""
 
     tokens: Path  # folder from diagd tokenize, or of token shards
-    out: OutputFolder  # checkpoint folder to write; a run that was killed goes on from here
+    out: OutputFolder  # checkpoint folder to write; a killed run resumes from here
     validation: Path | None = None  # folder of held-out token shards; default: those in --tokens
     frames: int = 8  # frames of a training sequence
     hold: float = 0.0  # share of frames that repeat the one before, under the action "none"
     steps: int | None = None  # optimiser steps
     minutes: float | None = None  # minutes of training; with --steps, what ends first
     hours: float | None = None  # the same in hours; added to --minutes
+    # instead of these three: train a finished run for so much longer; if killed, the same command
+    # resumes it, up to the end that it had
+    more_minutes: float | None = None
     batch_size: int | None = None  # sequences a step and process; default: about 5,000 tokens
     learning_rate: float  # peak; decays along a cosine to a tenth
-    warmup_steps: int | None = None  # of linear warm-up; default 50, or a twentieth of --steps
+    # of linear warm-up; default 50 (finetune: 100), or a twentieth of the run where that is less
+    warmup_steps: int | None = None
     # muon for the blocks' matrices and adamw for the rest, or adamw for all
     optimizer: Literal["adamw", "muon"] = "muon"
     weight_decay: float = 0.1  # of matrices; betas of AdamW are (0.9, 0.95)
@@ -166,6 +173,7 @@ class RunOptions:
     corrupt: float = 0.0  # feed wrong tokens: a share of them, drawn for each step from 0 to this
     # wrong tokens: any (uniform), or what the model itself would draw in their place (samples)
     corrupt_with: CorruptWith = "uniform"
+    max_warm_up: ClassVar[int] = 50  # steps
 
     def __post_init__(self) -> None:
         check_at_least(self, steps=1, batch_size=1, log_every=1, frames=2, sliding_frames=1)
@@ -179,6 +187,11 @@ class RunOptions:
             self,
             ("minutes", self.minutes is None or 0 < self.minutes < math.inf, "above 0"),
             ("hours", self.hours is None or 0 < self.hours < math.inf, "above 0"),
+            (
+                "more_minutes",
+                self.more_minutes is None or 0 < self.more_minutes < math.inf,
+                "above 0",
+            ),
             ("warmup_steps", 0 <= self.warm_up < max_steps, f"in [0, steps={max_steps})"),
             ("hold", 0 <= self.hold < 1, "in [0, 1)"),
             ("learning_rate", 0 <= self.learning_rate < math.inf, "0 or more"),
@@ -191,21 +204,27 @@ class RunOptions:
             ("window", fits, what_outgrows_it),
         )
         for strategy in self.mixture:
-            strategy.check(Conditions(temperature=0))
+            strategy.check()
+        lengths = "steps", "minutes", "hours"
+        given = [name for name in lengths if getattr(self, name) != getattr(type(self), name)]
+        if self.more_minutes is not None and given:
+            raise ValueError(f"more_minutes stands alone: leave {given[0]} out")
         if self.corrupt_with != "uniform" and not self.corrupt:
             raise ValueError(f"corrupt_with={self.corrupt_with} needs --corrupt, a share above 0")
 
     @property
     def seconds(self) -> float | None:
         """The longest time to train; None: as long as the steps take."""
-        return 60 * (self.minutes or 0) + 3600 * (self.hours or 0) or None
+        minutes = (self.minutes or 0) + (self.more_minutes or 0)
+        return 60 * minutes + 3600 * (self.hours or 0) or None
 
     @property
     def warm_up(self) -> int:
-        """Steps in which the learning rate rises."""
+        """Steps in which the learning rate rises; fewer where the time is shorter."""
         if self.warmup_steps is not None:
             return self.warmup_steps
-        return WARM_UP_STEPS if self.steps is None else min(WARM_UP_STEPS, self.steps // 20)
+        most = self.max_warm_up
+        return most if self.steps is None else min(most, int(self.steps * WARM_UP_SHARE))
 
     @property
     def compiles(self) -> bool:
@@ -225,14 +244,15 @@ class RunOptions:
         """Return how much of a run, but for a warm-up, is over after so many steps and seconds."""
         by_steps = 0.0 if self.steps is None else (step - warm_up) / (self.steps - warm_up)
         by_time = 0.0 if self.seconds is None else seconds / self.seconds
-        return min(max(by_steps, by_time), 1.0)
+        return min(max(by_steps, by_time, 0.0), 1.0)
 
     def learning_rate_at(self, step: int, seconds: float = 0.0) -> float:
-        """Warm up linearly, then follow a cosine from the peak to a tenth of it."""
-        if step < self.warm_up:
-            return self.learning_rate * (step + 1) / self.warm_up
-        done = self.share_done(step, seconds, self.warm_up)
-        return self.learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
+        """Warm up linearly, by steps or the time, then follow a cosine to a tenth of the peak."""
+        done, peak = self.share_done(step, seconds, self.warm_up), self.learning_rate
+        by_time = 0.0 if self.warmup_steps is not None else done / WARM_UP_SHARE
+        if step < self.warm_up and by_time < 1:
+            return max(peak * (step + 1) / self.warm_up, peak * by_time)
+        return peak * (0.55 + 0.45 * math.cos(math.pi * done))
 
     @property
     def frames_held(self) -> int:
@@ -290,7 +310,7 @@ class FinetuneOptions(RunOptions):
     context_frames: int = 1  # frames at the start, in raster order, that are not learnt
     steps: int = 5000  # optimiser steps
     learning_rate: float = 1e-3  # peak; decays along a cosine to a tenth
-    warmup_steps: int = 100  # steps of linear warm-up
+    max_warm_up: ClassVar[int] = 100
 
     def purpose(self) -> dict[str, object]:
         return {"init": self.init, **super().purpose()}
@@ -336,7 +356,7 @@ class TuneOptions:
         for strategy in (*self.named, *map(Diagonal, self.row_lag), *starts):
             if not strategy.has_schedule:
                 raise ValueError(f"tune compares schedules: leave {strategy} out")
-            strategy.check(Conditions(temperature=0))
+            strategy.check()
 
     @cached_property
     def named(self) -> list[Strategy]:

@@ -99,7 +99,7 @@ def train_tokenizer(
             row = trainer.advance(frames, pool)
             if trainer.step % LOG_EVERY == 0 or trainer.share_done >= 1:
                 trainer.check_finite()
-                speed = (trainer.step - first) * options.batch / (time.monotonic() - started)
+                speed = (trainer.step - first) * options.batch_size / (time.monotonic() - started)
                 append_line(log, json.dumps(row | {"frames_per_second": round(speed, 1)}))
             job.reach(trainer.share_done)
             if trainer.share_done < 1 and time.monotonic() - saved > options.checkpoint_s:
@@ -180,7 +180,7 @@ class TokenizerTrainer:
         """Run one optimizer step on a batch of the training frames; return a row for the log."""
         options, started = self.options, time.monotonic()
         generator = torch.Generator().manual_seed(options.seed * 1_000_003 + self.step)
-        rows = torch.randint(len(frames), (options.batch,), generator=generator)
+        rows = torch.randint(len(frames), (options.batch_size,), generator=generator)
         batch = frames[rows].to(self.device)
         if self.discriminator is not None:
             # a forward in training mode moves the spectral norms, and workers would race for them
@@ -270,6 +270,7 @@ class TokenizerTrainer:
             "counts": self.counts,
             "sums": self.sums,
             "progress": (self.step, self.seconds),
+            "rounds": self.rounds,
             "options": _settings(self.options),
         }
         write_torch_file(path, state)
@@ -282,6 +283,7 @@ class TokenizerTrainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.counts, self.sums = state["counts"].to(self.device), state["sums"].to(self.device)
         self.step, self.seconds = state["progress"]
+        self.rounds = state.get("rounds", self.rounds)  # wherever the run goes on
 
 
 def read_state(path: Path, options: TokenizeOptions) -> dict[str, Any]:

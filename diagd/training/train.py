@@ -32,7 +32,7 @@ from matplotlib.image import imread
 from rich.console import Console
 from torch import Tensor
 
-from diagd.console import make_console, waiting
+from diagd.console import duration, make_console, waiting
 from diagd.data.video import contact_sheet, write_image
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.schedule import TokenGrid
@@ -46,7 +46,7 @@ from diagd.tokenizers.shards import TokenClips
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from diagd.training import setup
 from diagd.training.corpus import copy_parts
-from diagd.training.loop import Look, TrainingRun, draw_batch, read_clips, windows
+from diagd.training.loop import Look, TrainingRun, decide_precision, draw_batch, read_clips, windows
 from diagd.training.mixture import MixtureLoss
 from diagd.training.options import FinetuneOptions, RunOptions, TrainOptions
 
@@ -66,15 +66,16 @@ STRATEGY = "k=1"  # of dreams, as the page decodes
 
 def pretrain(options: TrainOptions) -> dict[str, Any]:
     """Train a world to the end, from the newest checkpoint if there is one; report the losses."""
-    clips, held_out = read_clips(options)
+    clips, held_out = read_clips(options := decide_precision(options))
     setup.check_tokenizer(str(options.tokens.absolute()), clips)
-    told, started = "", monotonic()
-    if options.seconds is not None:
+    told = ""
+    if options.more_minutes is not None:
+        plan = read_plan(options)
+        options = replace(options, model=options.model or (plan and plan.model))
+    elif options.seconds is not None:
         plan = plan_run(options, clips)
         steps = min(options.steps or plan.steps, plan.steps)
-        # several processes need one budget, and each has measured for a time of its own
-        spent = 0.0 if "WORLD_SIZE" in os.environ else monotonic() - started
-        seconds = max(options.seconds - spent, 1.0)
+        seconds = max(options.seconds - plan.spent, 1.0)
         told, minutes = plan.describe(seconds), seconds / 60
         options = replace(options, model=plan.model, minutes=minutes, hours=None, steps=steps)
     name = options.model or DEFAULT_MODEL
@@ -87,7 +88,7 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
 
 def finetune(options: FinetuneOptions) -> dict[str, Any]:
     """Finetune to the last step, from the newest checkpoint if there is one; report the losses."""
-    clips, held_out = read_clips(options)
+    clips, held_out = read_clips(options := decide_precision(options))
     source = load_model(options.init)
     with torch.device("meta"):  # the weights are the source's own
         model = Transformer(setup.slide(source.config, options.sliding_frames))
@@ -131,7 +132,7 @@ def _train(
             copy_parts(parts, folder)
         write_json(folder / f"{command}.json", {**purpose, "options": asdict(options)})
     console = make_console(is_main)
-    if introduction := f"going on after step {run.step}" if run.step else plan:
+    if introduction := _state_of(run, command) if run.step else plan:
         console.print(introduction)
     run.train(_look(run, held_out, console) if held_out and command == "train" else None)
     report = {"steps": run.step} | ({} if held_out is None else run.validate(held_out))
@@ -149,6 +150,19 @@ def _train(
             "the folder that diagd tokenize writes has one"
         )
     return report
+
+
+def _state_of(run: TrainingRun, command: str) -> str:
+    """Describe a run that was begun before: what is left of it, or what would be more."""
+    if run.share_done >= 1:
+        return (
+            f"{run.options.out} is finished, after {run.step} steps in {duration(run.seconds)}; to "
+            f"train it for longer: the same diagd {command} with --more-minutes 10 in place of "
+            "--minutes, --hours and --steps"
+        )
+    budget = run.options.seconds
+    left = f", {duration(budget - run.seconds)} left" if budget else ""
+    return f"resuming after step {run.step}{left}"
 
 
 def _look(run: TrainingRun, held_out: TokenClips, console: Console) -> Look:
@@ -189,6 +203,7 @@ class RunPlan:
     steps: int  # after which the run ends even if there is time left
     tokens: float  # about as many are read
     data_tokens: int  # in all clips
+    spent: float = 0.0  # seconds of the time, by planning; kept, for a resumed run has as many left
 
     @property
     def passes(self) -> float:
@@ -222,17 +237,14 @@ class RunPlan:
 
 def plan_run(options: TrainOptions, clips: TokenClips) -> RunPlan:
     """Choose a model for the time unless one is named; the plan of a killed run is kept."""
-    path, model = options.out / PLAN_FILE, options.model
-    if path.is_file():
-        with naming(f"{path} is of another version, delete it", TypeError):
-            plan = RunPlan(**read_json_object(path))
-        if model in (None, plan.model):
-            return plan
+    model = options.model
+    if (plan := read_plan(options)) and model in (None, plan.model):
+        return plan
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if model is None and processes > 1:
         raise ValueError("a model is sized on one process: with several, name it by --model")
     assert options.seconds is not None
-    started, costs = time.monotonic(), list[tuple[int, float]]()
+    began, started, costs = monotonic(), time.monotonic(), list[tuple[int, float]]()
     with waiting("measuring how fast this machine trains"):
         for name in PROBED if model is None else [model]:
             left = PROBE_SHARE * options.seconds - (time.monotonic() - started)
@@ -240,7 +252,9 @@ def plan_run(options: TrainOptions, clips: TokenClips) -> RunPlan:
                 costs.append(_probe(options, clips, name, left))
     if len(costs) == 1:  # a step that took that long is all arithmetic: it grows with the weights
         costs.insert(0, (0, 0.0))
-    seconds_left = max(options.seconds - (time.monotonic() - started), 1.0)
+    # several processes need one budget, and each has measured for a time of its own
+    spent = 0.0 if "WORLD_SIZE" in os.environ else monotonic() - began
+    seconds_left = max(options.seconds - spent, 1.0)
     data_tokens = len(clips.tokens) * clips.tokens.shape[1] * (clips.tokens[0, 0].numel() + 1)
     tokens_per_step = processes * options.batch_of(clips) * options.length_of(clips)
     steps = math.ceil(MAX_PASSES * data_tokens / tokens_per_step)
@@ -249,12 +263,20 @@ def plan_run(options: TrainOptions, clips: TokenClips) -> RunPlan:
     for name in WORLD_SIZES if model is None else [model]:
         weights = num_parameters(setup.fit_config(name, clips, options.frames_held))
         tokens = min(seconds_left * processes / _seconds_per_token(costs, weights), max_tokens)
-        plans.append(RunPlan(name, weights, model is None, steps, tokens, data_tokens))
+        plans.append(RunPlan(name, weights, model is None, steps, tokens, data_tokens, spent))
     affordable = [plan for plan in plans if plan.worth >= TOKENS_A_WEIGHT * plan.weights]
     plan = [*plans[:1], *affordable][-1]
     if os.environ.get("RANK", "0") == "0":  # others differ in what they have measured
-        write_json(path, asdict(plan))
+        write_json(options.out / PLAN_FILE, asdict(plan))
     return plan
+
+
+def read_plan(options: TrainOptions) -> RunPlan | None:
+    """Return the plan that a run was begun with, if there was any."""
+    if not (path := options.out / PLAN_FILE).is_file():
+        return None
+    with naming(f"{path} is of another version, delete it", TypeError):
+        return RunPlan(**read_json_object(path))
 
 
 def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> tuple[int, float]:

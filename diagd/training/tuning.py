@@ -197,7 +197,9 @@ def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
     console, rows, choice = make_console(), document["rows"], document["choice"]
     clips, threads = document["options"]["clips"], document["threads"]
     title = f"{options.model}: speed here ({threads} threads) against likelihood ({clips} clips)"
-    print_records(console, title, COLUMNS, [row | {"best": "*" * row["frontier"]} for row in rows])
+    best = choice and choice["name"]
+    marked = [row | {"best": "*" if row["name"] == best else ""} for row in rows]
+    print_records(console, title, COLUMNS, marked)
     for axis in options.by:
         profiles = _profiles(rows, axis)
         lines = [[name, *(f"{v:+.3f}" for v in values)] for name, values in profiles.items()]
@@ -205,7 +207,7 @@ def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
         print_table(console, f"nats above raster by {axis}", header, lines)
     console.print(
         "gap: nats a token that true videos are less likely than in raster order, so the loss; "
-        "best: no other strategy has fewer steps and a smaller gap"
+        "best: the fewest steps within the tolerance"
     )
     console.print(
         f"within {options.tolerance} nats of raster: {choice['name'] if choice else 'no strategy'}"

@@ -191,7 +191,7 @@ def read_json(adapter: TypeAdapter[T], data: bytes | str, kind: str) -> T:
         first = error.errors(include_url=False)[0]
         text = first["msg"].removeprefix("Value error, ")
         complaint = ": ".join(filter(None, [".".join(map(str, first["loc"])), text]))
-        raise ValueError(f"this is no {kind}: {complaint[:300]}") from None
+        raise ValueError(f"not a {kind}: {complaint[:300]}") from None
 
 
 async def read_body(request: Request, max_bytes: int, max_seconds: float) -> bytes:

@@ -21,7 +21,7 @@ def flags_of(name: str, world: Path, folder: Path, out: Path) -> list[object]:
         return ["--tokens", tokens, *start, *training, *precise, "--out", out]
     if name == "tokenize":
         write_clips(folder / "clips")
-        quick = ("--steps", 2, "--batch", 2, "--codes", 16, "--frame-stride", 1)
+        quick = ("--steps", 2, "--batch-size", 2, "--codes", 16, "--frame-stride", 1)
         return ["--clips", folder / "clips", *quick, "--out", out]
     if name == "record":
         game = ("--gym", "tests.data.recorders.scroller:Scroller-v0")

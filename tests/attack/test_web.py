@@ -131,7 +131,9 @@ BOMB = b64encode(zlib.compress(bytes(2**26))).decode()
 @seed(15)
 @attack
 @given(
-    top=st.dictionaries(st.sampled_from(["format", "start", "frames", "seed"]), JUNK, max_size=1),
+    top=st.dictionaries(
+        st.sampled_from(["format", "start", "scene", "frames", "seed"]), JUNK, max_size=1
+    ),
     start=st.dictionaries(
         st.sampled_from(["shape", "pixels", "actions"]),
         JUNK | st.just(BOMB) | st.lists(NUMBERS, min_size=4, max_size=4),
@@ -155,7 +157,7 @@ def test_a_saved_dream_of_anything_is_loaded_or_refused(
     plain = {"shape": [1, HEIGHT_PX, WIDTH_PX, 3], "pixels": PIXELS, "actions": []}
     rows = [{**RECORD, "controls": row}] + ([] if junk is None else [junk])
     document = {
-        "format": "diagd-session-2",
+        "format": "diagd-dream-2",
         "model": "x",
         "seed": 3,
         "frames": rows,

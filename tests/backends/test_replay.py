@@ -12,7 +12,7 @@ from torch import Tensor
 
 import diagd
 from diagd.backends.replay import Captured, Compiled, compile_for_one_shape
-from diagd.decoding.engine import Step
+from diagd.decoding.engine import run_step
 from diagd.decoding.model import ModelWrapper
 from diagd.models.transformer import Transformer
 from tests.decoding.cases import Case
@@ -85,8 +85,8 @@ def test_steps_compiled_for_their_shapes_write_the_tokens_of_eager_ones():
         def make_step(self, step):
             def run(lanes, num_slots):
                 if lanes.shape[1] not in compiled:
-                    compiled[lanes.shape[1]] = compile_for_one_shape(Step.run)
-                compiled[lanes.shape[1]](step, lanes, 64)
+                    compiled[lanes.shape[1]] = compile_for_one_shape(run_step)
+                compiled[lanes.shape[1]](self.model, step, lanes, 64)
 
             return run
 

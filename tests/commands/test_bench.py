@@ -93,6 +93,19 @@ def test_every_schedule_is_a_row_with_all_its_numbers(bench):
         assert name in outcome.said
 
 
+def test_steps_whose_weights_stay_in_caches_are_compared_with_those(bench, monkeypatch):
+    rates = {}
+
+    def read_rate(device, num_bytes):
+        return rates.setdefault(num_bytes, 1e15)  # nothing is faster
+
+    monkeypatch.setattr(steps, "read_rate", read_rate)
+    for row in rows_of(bench("--grid", "2x3x5", "--row-lag", 1)).values():
+        if row["strategy"] != "hugging face":
+            assert 0 < row["bandwidth_share"] < 0.01
+            assert round(row["megabytes_per_step"] * 1e6) in rates
+
+
 def test_the_report_says_what_was_run_on_what(bench):
     document = bench("--grid", "2x3x5", "--seed", 4).document
     assert document["grid"] == [2, 3, 5]
@@ -124,7 +137,6 @@ def test_greedy_raster_writes_the_tokens_of_hugging_face(changes, bench):
     assert {name: share for name, share in equal.items() if name != "k=1"} == dict.fromkeys(
         equal.keys() - {"k=1"}, 1.0
     )
-    assert equal["k=1"] < 1
 
 
 def test_the_grid_is_two_frames_of_the_model_s_by_default(bench):
@@ -277,16 +289,11 @@ def test_a_model_that_is_no_llama_has_no_baseline(changes, bench):
         (("--backend", "native", "--dtype", "float16"), r"native needs a model on the cpu in .*16"),
         (("--strategy", "diagonal"), r"a strategy looks like raster, k=2,"),
         (("--strategy", "zipar=6"), r"row_lag must be in \[1, width=5\], got 6"),
-        (("--strategy", "sjd"), r"sjd needs a temperature above 0"),
         (
             ("--temperature", 1, "--baseline", "hf"),
             r"hf is greedy: temperature needs --baseline none",
         ),
         (("--temperature", -1, "--baseline", "none"), r"temperature must be 0 or more, got -1"),
-        (
-            ("--strategy", "zipar-adaptive=2", "--backend", "compile"),
-            r"needs backend eager or native",
-        ),
         (
             ("--strategy", "exact", "--steps", 5, "--baseline", "none"),
             r"steps skips most steps, of which exact needs every one",
@@ -319,7 +326,7 @@ def test_a_sample_of_the_steps_stands_for_all(command, monkeypatch):
 
 def test_other_strategies_stand_in_the_same_table(bench):
     """The parts of a step stay its parts, with an engine for each strategy."""
-    names = "exact,lanes=8", "jacobi", "k=1/spatial", "zipar-adaptive=2", "exact,lanes=8"
+    names = "exact,lanes=8", "jacobi", "k=1/spatial", "zipar=2", "exact,lanes=8"
     outcome = bench("-k", 2, "--baseline", "none", "--backend", "native", "--strategy", *names)
     rows = rows_of(outcome)
     assert [*rows] == ["raster", "k=2", *names[:4]]
@@ -340,10 +347,9 @@ def test_other_strategies_stand_in_the_same_table(bench):
 
 def test_strategies_can_be_sampled(bench):
     flags = "--baseline", "none", "-k", 2, "--temperature", 1
-    rows = rows_of(bench(*flags, "--strategy", "exact,lanes=8", "sjd,lanes=8", "mc-sjd"))
+    rows = rows_of(bench(*flags, "--strategy", "exact,lanes=8"))
     equal = {name: row["tokens_equal_to_raster"] for name, row in rows.items()}
     assert equal["raster"] == equal["exact,lanes=8"] == 1
-    assert equal["sjd,lanes=8"] < 1
     cut = bench(*flags, "--top-p", 0.3, "--strategy", "exact,lanes=8")
     assert rows_of(cut)["exact,lanes=8"]["steps"] != rows["exact,lanes=8"]["steps"]
 

@@ -95,7 +95,7 @@ def test_without_flags_a_video_a_sheet_and_a_report_are_made(generate, world, tm
     assert (raster["speedup"], diagonal["speedup"]) == (1, None)  # on equal work only
     assert same["speedup"] == pytest.approx(raster["seconds"] / same["seconds"])
     opening, size = outcome.err.splitlines()[0], f"{HEIGHT_PX}x{WIDTH_PX}"
-    expected = rf"{FRAMES} frames of {size} px, k=1, about \d+ s here"
+    expected = rf"{FRAMES} frames of {size} px, k=1, (under a second|about \d+ s here)"
     assert re.fullmatch(rf".* on cpu, 1 threads, (float32|bfloat16): {expected}", opening)
     assert 0 <= diagonal["tokens_equal_to_raster"] <= 1
     for word in ("steps", "tokens/s", "frames/s", "wrote dream.mp4 and dream.png"):
@@ -108,6 +108,41 @@ def test_without_flags_a_video_a_sheet_and_a_report_are_made(generate, world, tm
     sheet = read_video("dream.png").frames
     assert sheet.shape == (1, 2 * (HEIGHT_PX + 4) + 4, 5 * (WIDTH_PX + 4) + 4, 3)
     assert torch.equal(sheet[0, 4 : 4 + HEIGHT_PX, 4 : 4 + WIDTH_PX], prompt.frames[-CONTEXT])
+
+
+def test_a_terminal_shows_how_many_frames_there_are(generate, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    outcome = generate()
+    assert outcome.code == 0, outcome.err
+    assert re.search(rf"generating {FRAMES} frames, k=1 .*{FRAMES}/{FRAMES}, ", outcome.said)
+
+
+@pytest.mark.parametrize("flag", ["--out", "--output"])
+def test_one_video_goes_to_out_as_in_every_other_command(flag, generate):
+    assert generate(flag, "here.mp4").document["output"] == "here.mp4"
+    assert len(read_video("here.mp4").frames) == CONTEXT + FRAMES
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("-k", WIDTH + 1), rf"row_lag must be in \[1, width={WIDTH}\], got {WIDTH + 1}"),
+        (("--actions", "jump"), "unknown action 'jump'"),
+        (("--actions", "walk.jsonl"), r"action file not found: walk\.jsonl"),
+        (("--prompt", "absent.mp4"), r"video not found: absent\.mp4"),
+    ],
+)
+def test_what_needs_no_weights_is_refused_before_they_are_read(
+    flags, message, refused, monkeypatch
+):
+    monkeypatch.delattr(VideoGenerator, "from_pretrained")
+    refused(message, *flags)
+
+
+def test_a_folder_without_a_model_is_named(refused, tmp_path):
+    (tmp_path / "none").mkdir()
+    expected = r"expected a folder with config\.json and model\.safetensors, or a released"
+    refused(rf"none holds no model: {expected}", model=tmp_path / "none")
 
 
 def test_raster_alone_is_one_row(generate):
@@ -142,8 +177,6 @@ def test_exact_writes_what_raster_writes_in_fewer_steps(generate):
     assert exact["tokens_equal_to_raster"] == 1
     assert exact["num_steps"] < raster["num_steps"]
     assert raster["num_fed"] == FRAMES * (HEIGHT * WIDTH + 1)  # an action a frame
-    relaxed = generate("--strategy", "tolerance=50", "--compare").document["runs"][1]
-    assert relaxed["num_steps"] < exact["num_steps"]
 
 
 def test_frames_can_overlap(generate):
@@ -230,7 +263,7 @@ def test_a_dream_longer_than_the_context_drops_old_frames_and_says_so(generate):
     assert outcome.code == 0
     dropped = [row["num_dropped_frames"] for row in outcome.document["runs"]]
     assert dropped[-1] > dropped[0] == 0
-    assert f"without seeing the {dropped[-1]} oldest ones" in outcome.said
+    assert "the model looks back 7 frames, so later frames did not see the first" in outcome.said
     assert "prefilled" not in outcome.err  # one note is enough
     assert len(read_video("dream.mp4").frames) == CONTEXT + 9
 
@@ -253,7 +286,7 @@ def test_a_model_without_actions_dreams_without_them(generate, tmp_path):
         (("--top-p", 2), r"top_p must be in \(0, 1\], got 2"),
         (("--top-k", 0), r"top_k must be at least 1 .*got 0"),
         (("--seed", 2**64), r"seed must fit 64 bits, got 18446744073709551616"),
-        (("--strategy", "tolerance=0.5"), r"tolerance must be at least 1 and finite, got 0.5"),
+        (("--strategy", "tolerance=0.5"), r"strategy tolerance=0.5 was removed"),
         (("--strategy", "k=1/first"), r"row_start must be one of .*'first'"),
         (
             ("--actions", "jump*4"),

@@ -1,18 +1,22 @@
 """`diagd generate --prompts DIR --out DIR`: a video for each prompt, over kills and broken ones."""
 
 import json
+import os
 import re
 import shutil
+import sys
 import time
 
 import pytest
 import torch
 
+from diagd.backends import prepare
 from diagd.commands import generate as commands_generate
 from diagd.commands.generate import PromptWorker
 from diagd.data.actions import write_actions
 from diagd.data.video import read_video, write_image, write_video
 from diagd.pipeline.prompts import seed_of
+from tests.backends.candidates import BFLOAT16, FLOAT32, candidates_of
 from tests.worlds import HEIGHT_PX, PROMPT_ACTIONS, WIDTH_PX, smooth_frames, write_world
 
 SHORT = ("--frames", 3, "--context-frames", 2)
@@ -170,6 +174,18 @@ def test_a_killed_run_goes_on_where_it_was(generate, tmp_path, monkeypatch, read
     assert read == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_names_need_not_be_utf8(generate, world, prompts, tmp_path):
+    """Nor that of the world, whose weights are read by a library that takes no other."""
+    name = os.fsdecode(b"caf\xe9")
+    for path in prompts.glob("clip_1.*"):
+        path.rename(path.with_stem(name))
+    outcome = generate(model=shutil.copytree(world, tmp_path / name))
+    assert (outcome.code, outcome.document["generated"]) == (0, 4)
+    assert (tmp_path / "out" / f"{name}.mp4").is_file()
+    assert generate(model=tmp_path / name).document["done_before"] == 4
+
+
 def test_a_prompt_can_be_added_later(generate, prompts, tmp_path, read):
     generate()
     before = videos_of(tmp_path / "out")
@@ -222,7 +238,7 @@ def test_a_file_that_is_not_ours_is_left_alone(generate, tmp_path):
     [
         (("--prompts", "nowhere"), "folder of prompts not found: nowhere"),
         (("--prompt", "clip.mp4"), "prompt is for one video, not --prompts"),
-        (("--output", "dream.gif"), "output is for one video, not --prompts"),
+        (("--out", "dream.gif"), "prompts need --out, a folder for their videos, got dream.gif"),
         (("--compare",), "compare is for one video, not --prompts"),
         (("--raster-frames", 0), "raster_frames is for one video, not --prompts"),
         (("--worker-cpus", -1), "worker_cpus must be at least 0, got -1"),
@@ -241,10 +257,10 @@ def test_bad_input_is_refused_before_anything_is_written(flags, message, generat
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--out", "dreams"), "out is for .*--prompts; one video goes to --output"),
+        (("--out", "dreams"), "a folder with --prompts only; one video goes to dreams.mp4"),
         (("--workers", 2), "workers is for many videos: it needs --prompts"),
         (("--address", "auto"), "address is for many videos: it needs --prompts"),
-        (("--prompts", "."), "prompts need --out, a folder for their videos"),
+        (("--prompts", "."), "prompts need --out, a folder for their videos$"),
     ],
 )
 def test_flags_for_many_prompts_need_them(flags, message, command):
@@ -293,3 +309,30 @@ def test_two_workers_killed_on_the_way_end_with_what_one_process_makes(world, tm
     assert (report["generated"], report["done_before"]) == (61 - num_done, num_done)
     assert list(report["failed"]) == ["broken.mp4"]
     assert videos_of(out) == videos_of(alone)
+
+
+def test_what_auto_was_for_the_first_video_it_is_for_all(generate, tmp_path, read, monkeypatch):
+    def find(costs):
+        monkeypatch.setattr(prepare, "time_candidates", lambda _: candidates_of(*costs))
+        assert generate().code == 0
+        told = [settings_of(tmp_path / "out", name) for name in NAMES]
+        return {(one["dtype"], one["backend"]) for one in told}, videos_of(tmp_path / "out")
+
+    chosen, first = find(BFLOAT16)
+    assert chosen == {("bfloat16", "eager")}
+    for path in (tmp_path / "out").glob("clip_1.*"):
+        path.unlink()
+    assert find(FLOAT32) == (chosen, first)
+    assert read == [*NAMES, "clip_1"]
+
+
+def test_workers_are_told_what_auto_is(generate, monkeypatch):
+    def run(paths, make, pool):
+        options.append(make.args[0])
+        return iter(())
+
+    options = []
+    monkeypatch.setattr(commands_generate, "do_tasks", run)
+    monkeypatch.setattr(prepare, "time_candidates", lambda _: candidates_of(*BFLOAT16))
+    generate("--workers", 2)
+    assert [(one.dtype, one.backend) for one in options] == [("bfloat16", "eager")]

@@ -54,7 +54,7 @@ def test_a_model_that_is_one_file_starts_from_the_prompt_beside_it(tmp_path):
     write_video(tmp_path / "prompt.mp4", smooth_frames(4, 60, 80), fps=10)
     write_actions(tmp_path / "prompt.jsonl", ["none"] * 4)
     scheduler, _ = load(PlayOptions(model=str(model), dtype="float32"))
-    assert [scene.name for scene in scheduler.scenes] == ["prompt"]
+    assert [scene.name for scene in scheduler.scenes] == ["opening"]
 
 
 @pytest.mark.parametrize("defaults", [{"temperature": 6.0}, {"top_p": 0.005}])
@@ -103,7 +103,7 @@ def test_it_serves_until_it_is_interrupted_and_says_what_happened(world, spawn):
     assert out == f'{{"url": "{url}", "sessions": 0, "frames": 0}}\n'
 
 
-@pytest.mark.parametrize("module", ["fastapi", "uvicorn", "PIL"])
+@pytest.mark.parametrize("module", ["fastapi", "uvicorn"])
 def test_the_extra_that_is_missing_is_named(module, command, monkeypatch):
     for name in [
         name for name in sys.modules if name.startswith(("diagd.web.", "diagd.commands."))

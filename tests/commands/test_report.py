@@ -103,6 +103,20 @@ def test_the_tables_hold_the_paper_s_columns_and_rows(report, measured):
     assert differences[1][3:] == ["2.14x", "2.14x |"]
 
 
+def test_a_table_comes_before_what_is_to_be_said_of_it(report):
+    text, page = ((report / f"report.{kind}").read_text() for kind in ("md", "html"))
+    assert 0 < text.index("| tiny | raster") < text.index("Means over clips and generated frames")
+    assert 0 < page.index("<table>") < page.index("<p class=note>Means over clips")
+
+
+def test_plots_are_dark_where_the_page_is_and_pictures_of_the_game_are_not(report):
+    page = (report / "report.html").read_text()
+    assert "@media (prefers-color-scheme: dark) { img.plot { filter: invert" in page
+    pictures = re.findall(r"<img src=\"figures/(\w+)\.png\"[^>]* loading=lazy( class=plot)?>", page)
+    assert {name for name, is_plot in pictures if is_plot} == {"frontier", "horizons"}
+    assert len(pictures) > 2
+
+
 def test_what_is_missing_and_what_is_ours_is_said(report):
     text = (report / "report.md").read_text()
     assert "FVD: not measured, it needs weights (--fvd-detector FILE)." in text
@@ -130,8 +144,8 @@ def test_videos_stand_side_by_side_with_labels(report):
     video = read_video(report / "videos" / "a_tiny.mp4")
     factor = round(200 / HEIGHT_PX)
     height, width = (HEIGHT_PX * factor + 24 + 4), (WIDTH_PX * factor + 4)
-    # truth, raster, k=2 over k=1
-    assert video.frames.shape == (3, 2 * height + 4, 3 * width + 4, 3)
+    # truth and raster over k=2 and k=1
+    assert video.frames.shape == (3, 2 * height + 4, 2 * width + 4, 3)
     assert video.fps == 8
     inside = video.frames[0, 4:, 4 : 4 + WIDTH_PX * factor].float()
     first = inside[24 : 24 + HEIGHT_PX * factor]

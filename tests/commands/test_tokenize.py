@@ -8,7 +8,10 @@ from diagd.tokenizers.vq import VQTokenizer
 from diagd.training.corpus import advise
 from tests.tokenizers.rectangles import rectangles, write_clips
 
-QUICK = ("--steps", 1, "--batch", 2, "--codes", 16, "--frame-stride", 1, "--learning-rate", 1e-5)
+QUICK = (
+    *("--steps", 1, "--batch-size", 2, "--codes", 16, "--frame-stride", 1),
+    *("--learning-rate", 1e-5),
+)
 SIZE_AND_PATCH = ("--size", "26x40", "--patch", 4)
 
 

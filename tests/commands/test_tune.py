@@ -52,7 +52,9 @@ def test_the_answer_names_the_command_that_uses_it(options, capfd):
     run = options(tolerance=99.0, strategy=("k=2",), row_lag=())
     document = main(run)
     assert document["choice"]["name"] == "k=2"
-    told = " ".join(capfd.readouterr().out.split())
+    told = capfd.readouterr().out
+    assert [line.split()[0] for line in told.split("\n") if line.endswith(" *")] == ["k=2"]
+    told = " ".join(told.split())
     assert f"next: diagd play --model {run.model} --strategy k=2; the same diagd tune with" in told
     assert not (Path(run.model) / "generation.json").exists()
 

@@ -188,6 +188,12 @@ def test_names_must_be_distinct_and_not_empty(names):
         ActionVocabulary(names)
 
 
+def test_a_double_name_in_a_file_is_one_line_that_names_it(tmp_path):
+    (tmp_path / "actions.json").write_text('{"names": ["left", "left"]}')
+    with pytest.raises(ValueError, match=r"actions\.json: action names must be distinct"):
+        ActionVocabulary.load(tmp_path / "actions.json")
+
+
 def test_a_recording_s_actions_stand_between_its_given_frames_and_lead_on():
     actions = ["none", "left", "left", "forward", "right"]
     assert split_actions(actions, 3) == (["left", "left"], ["forward", "right"])

@@ -332,7 +332,7 @@ def test_exactly_what_fits_needs_no_room_to_spare(context_frames):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"schedule": "sjd"}, "strategy sjd needs grid, the frames to generate"),
+        ({"schedule": "exact"}, "strategy exact needs grid, the frames to generate"),
         ({"grid": diagd.TokenGrid(4, 3, 5)}, "the schedule has a grid of its own, .*=3, .*=4"),
     ],
 )

@@ -131,7 +131,7 @@ def test_the_report_names_all_numbers():
     assert [*report["shares"]] == [*KINDS] == [*report["layers"][1]["heads"][3]]
     assert sum(report["shares"].values()) == pytest.approx(1, abs=1e-4)
     lags = report["not_written_yet"]
-    assert lags["row_lag_1"] > lags["row_lag_2"] > lags["row_lag_4"] > 0
+    assert lags["k=1"] > lags["k=2"] > lags["k=4"] > 0
 
 
 @pytest.mark.parametrize(

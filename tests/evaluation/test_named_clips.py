@@ -24,6 +24,11 @@ def test_a_larger_choice_of_one_seed_contains_the_smaller(folder):
     assert len({tuple(choose_clips(folder, 2, seed)) for seed in range(9)}) > 2
 
 
+def test_without_a_number_all_clips_are_chosen_up_to_a_limit(folder):
+    assert len(choose_clips(folder, None, 0)) == len(choose_clips(folder, None, 0, limit=100)) == 6
+    assert len(choose_clips(folder, None, 0, limit=4)) == 4
+
+
 def test_a_clip_is_frames_and_the_actions_that_led_to_them(folder):
     clip = find_clips(folder, CODEC)["clip_1"].read(3, 2, None, SIZE)
     assert torch.equal(clip.frames, read_video(folder / "clip_1.mp4").frames[2:5])

@@ -22,6 +22,7 @@ def test_a_torn_last_line_is_passed_over_and_cut_off_by_the_next_writer(tmp_path
     for cut in (1, len(torn) // 2, len(torn)):
         path.write_bytes(whole + torn[:cut])
         assert [record["clip"] for record in read_results(path).clips] == ["a"]
+    path.write_bytes(whole + b"\n\n" + torn)
     with appending(path) as append:
         assert path.read_bytes() == whole
         append(clip_line("raster", "c"))

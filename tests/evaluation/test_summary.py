@@ -100,15 +100,15 @@ def test_agreement_is_with_raster_on_the_same_clips():
     lines = [
         with_tokens(clip_line("raster", "a", steps=4), [[1, 2, 3, 4]], 4, "tokens"),
         with_tokens(clip_line("raster", "b", steps=4), [[5, 6, 7, 8]], 4, "tokens"),
-        with_tokens(clip_line("sjd", "c", steps=2), [[1, 1, 1, 1]], 6, "distribution"),
-        with_tokens(clip_line("sjd", "b", steps=3), [[5, 6, 0, 8]], 10, "distribution"),
-        with_tokens(clip_line("sjd", "a", steps=2), [[0, 2, 0, 0]], 8, "distribution"),
+        with_tokens(clip_line("exact", "c", steps=2), [[1, 1, 1, 1]], 6, "tokens"),
+        with_tokens(clip_line("exact", "b", steps=3), [[5, 6, 0, 8]], 10, "tokens"),
+        with_tokens(clip_line("exact", "a", steps=2), [[0, 2, 0, 0]], 8, "tokens"),
         clip_line("copy", "a"),
     ]
     rows = {row["strategy"]: row for row in summarize(Results([run_line()], lines))}
     assert (rows["raster"]["equal_to_raster"], rows["raster"]["fed_per_token"]) == (1, 1)
-    assert (rows["sjd"]["equal_to_raster"], rows["sjd"]["fed_per_token"]) == (0.5, 2)
-    assert (rows["sjd"]["lossless"], rows["sjd"]["num_steps"]) == ("distribution", 2)
+    assert (rows["exact"]["equal_to_raster"], rows["exact"]["fed_per_token"]) == (0.5, 2)
+    assert (rows["exact"]["lossless"], rows["exact"]["num_steps"]) == ("tokens", 2)
     assert rows["copy"]["equal_to_raster"] is rows["copy"]["fed_per_token"] is None
     assert rows["copy"]["lossless"] is None
 

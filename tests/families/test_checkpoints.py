@@ -1,12 +1,19 @@
 import json
+from itertools import pairwise
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from diagd.families import presets
-from diagd.families.checkpoints import available_models, load_model, model_path, save_model
-from tests.models.tiny import KINDS, random_tokens, tiny_model
+from diagd.families.checkpoints import (
+    available_models,
+    load_model,
+    model_path,
+    read_config,
+    save_model,
+)
+from tests.models.tiny import KINDS, random_tokens, tiny_fields, tiny_model
 
 
 @pytest.fixture
@@ -131,7 +138,7 @@ def test_a_missing_file_is_named(name, folder):
     ("text", "message"),
     [
         ("{", r"config\.json: not valid JSON: Expecting property name"),
-        ("\udcff", r"config\.json: not valid JSON: 'utf-8' codec"),
+        ("\udcff", r"config\.json is no text file in UTF-8$"),
         ("[1]", r"config\.json: expected a JSON object, got list"),
         (
             '{"depth": 3}',
@@ -238,15 +245,32 @@ def test_weights_that_a_type_cannot_hold_are_refused(folder):
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        *("rotary_emb.inv_freq", "self_attn.rotary_emb.cos_cached", "attn.masked_bias"),
+        *("attention.bias", "self_attn.causal_mask", "embeddings.position_ids"),
+    ],
+)
+def test_what_older_files_store_and_a_model_computes_is_left_out(name, folder):
+    tokens = random_tokens(2, 20)
+    expected = load_model(folder).logits(tokens)
+    edit_weights(folder, **{f"model.layers.1.{name}": torch.ones(1, 1, 4, 6, dtype=torch.int64)})
+    assert torch.equal(load_model(folder).logits(tokens), expected)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"max_positions": 10**12}, "config.json: max_positions must be at most 268435456, got 10"),
-        ({"max_positions": 2**28, "head_dim": 2**20}, "mis-shaped tensors"),
+        ({"max_positions": 2**28, "head_dim": 2**20}, "head_dim is 1048576, and there are"),
+        ({"num_layers": 2**28}, "num_layers is 268435456, and there are 21 tensors in all"),
+        ({"rope_step": 10**29}, r"rope_step must be at most 1e\+12, got a whole num"),
+        ({"grid_height": 2**16, "grid_width": 2**16}, r"grid_height \* grid_width must be at most"),
         ({"num_layers": 10**6}, "num_layers is 1000000, and there are 21 tensors in all"),
         ({"hidden_size": 2**28, "intermediate_size": 2**28}, "mis-shaped tensors"),
         ({"num_heads": 2**27, "num_kv_heads": 2**27}, r"num_heads \* head_dim must be at most"),
         ({"vocab_size": 2**62}, "vocab_size must be at most 268435456"),
-        ({"rope_theta": 10**400}, "rope_theta must be a finite number above 0, got 1000"),
+        ({"rope_theta": 10**400}, "rope_theta must be a finite number above 0, got 1329-bit int"),
     ],
 )
 def test_sizes_that_lie_are_refused_before_anything_is_allocated(folder, changes, message):
@@ -254,6 +278,38 @@ def test_sizes_that_lie_are_refused_before_anything_is_allocated(folder, changes
     with pytest.raises(ValueError, match=message) as failure:
         load_model(folder)
     assert len(str(failure.value)) < 800
+
+
+LETTERS = "abcdefghijklmnopqrst"
+DOUBLED = ", ".join(["&a [x]", *(f"&{b} [*{a}, *{a}]" for a, b in pairwise(LETTERS))])
+MERGED = "\n".join(
+    ["a: &a {x: 1}", *(f"{b}: &{b} {{<<: [*{a}, *{a}]}}" for a, b in pairwise(LETTERS))]
+)
+OTHERS = "".join(f"\n{name}: {value}" for name, value in tiny_fields().items() if name[:2] != "hi")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"hidden_size: [{DOUBLED}]", "its aliases make more than 65536 values of it"),
+        (MERGED, "its aliases make more than 65536 values of it"),
+        ("&a [*a]", "its aliases make more than 65536 values of it"),
+        (f"hidden_size: 0x{'f' * 5000}{OTHERS}", "hidden_size must be at most 268435456, got a wh"),
+        ("1: 2\n~: 3\nx: 4", "model config has unknown fields: 1, None, x; missing fields: hid"),
+        ("x" * 2**19, "expected at most 262144 characters, got 524288"),
+        ("", "expected a YAML object, got NoneType"),
+    ],
+)
+def test_a_config_of_yaml_is_refused_in_a_line_that_names_it(text, message, tmp_path):
+    (tmp_path / "model.yaml").write_text(text)
+    with pytest.raises(ValueError, match=rf"model\.yaml: .*{message}") as failure:
+        read_config(tmp_path / "model.yaml")
+    assert len(str(failure.value)) < 400
+
+
+def test_aliases_of_yaml_stand_for_what_they_name(tmp_path):
+    (tmp_path / "model.yaml").write_text(f"hidden_size: &a 24\nhead_size: *a{OTHERS}")
+    assert read_config(tmp_path / "model.yaml").head_size == 24
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", torch.int8, None])

@@ -104,11 +104,37 @@ def test_npz_clips_have_frames_and_the_actions_before_them(npz):
     assert (halved.fps, torch.equal(halved.frames, frames[2::2])) == (5, True)
 
 
+def test_videos_that_recordings_displace_are_named_but_those_of_the_same_name(npz, capsys):
+    (npz / "FB_1_data.mp4").touch()
+    assert list(find_clips(npz)) == ["FB_1_data"]
+    assert capsys.readouterr().err.endswith("left out, as nothing that is read here: FB_1.mp4\n")
+
+
 def test_a_video_can_be_read_at_a_lower_rate(videos):
     clip = find_clips(videos)["a"].read(fps=10)
     assert torch.equal(clip.frames, read_video(videos / "a.mp4").frames[::3])
     assert clip.fps == 10
     assert len(find_clips(videos)["a"].read(2, start=2, fps=10).frames) == 2
+
+
+@pytest.mark.parametrize("fps", [None, 5, 10])
+def test_a_clip_of_a_variable_rate_has_the_frames_that_were_promised(fps, tmp_path):
+    """Every other frame of the last seconds was dropped."""
+    path, tick = tmp_path / "a.mkv", Fraction(1, 10)
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("libx264", rate=10)
+        stream.height, stream.width, stream.pix_fmt = HEIGHT_PX, WIDTH_PX, "yuv420p"
+        pictures = smooth_frames(T, HEIGHT_PX, WIDTH_PX).numpy()
+        for time, picture in zip([*range(6), *range(6, 18, 2)], pictures, strict=True):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = time, tick
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode(None))
+    clip = find_clips(tmp_path)["a"]
+    count = {None: 12, 5: 9, 10: 17}[fps]
+    assert (clip.check(fps=fps), len(clip.read(fps=fps).frames)) == (count, count)
+    assert torch.equal(clip.read(fps=fps).frames, read_video(path, fps=fps).frames)
+    assert torch.equal(clip.read(3, 6, fps).frames, read_video(path, 3, start=6, fps=fps).frames)
 
 
 def test_actions_cannot_be_read_at_another_rate(videos):

@@ -41,6 +41,17 @@ def test_the_side_file_may_be_elsewhere(tmp_path):
     assert found == find_model(FIXTURES / "wham_tiny").config  # the file itself tells the rest
 
 
+def test_angles_in_an_older_checkpoint_are_left_out(tmp_path):
+    folder = shutil.copytree(FIXTURES / "mineworld_tiny", tmp_path / "older")
+    content = torch.load(folder / "model.ckpt", weights_only=True)
+    angles = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(8) for i in range(2)}
+    content["state_dict"] |= {f"transformer.{name}": angle for name, angle in angles.items()}
+    torch.save(content, folder / "model.ckpt")
+    expected = load_model(FIXTURES / "mineworld_tiny").state_dict()
+    loaded = load_model(folder).state_dict()
+    assert all(torch.equal(loaded[name], expected[name]) for name in loaded | expected)
+
+
 def change(name, edit, tmp_path):
     """Copy a Cosmos checkpoint with other tensors."""
     weights = torch.load(FIXTURES / name / "model.pt", weights_only=True)

@@ -216,9 +216,6 @@ def test_a_picture_of_one_camera_and_other_robots_are_refused(theirs, folder, co
     write_image(picture, smooth_frames(1, 2 * HEIGHT, 2 * WIDTH)[0])
     refused = command("generate", "--model", folder, "--prompt", picture, "--frames", 1)
     refused.assert_refused(r"pictures of two cameras, .* 12x16 pixels .*, got 12x8")
-    world = "--model", folder, "--prompt", picture, "--frames", 1, "--strategy"
-    refused = command("generate", *world, "zipar-adaptive=2")
-    refused.assert_refused("zipar-adaptive=2 decodes frames of one image, these have two")
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     write_head(theirs, tmp_path, 6)

@@ -1,14 +1,16 @@
 import json
+import shutil
 
 import pytest
 import torch
 
-from diagd.families.checkpoints import load_tokenizer
+from diagd.families.checkpoints import find_model, load_tokenizer, tokenizer_of
 from diagd.families.cosmos import CosmosTokenizer
 from diagd.families.wham import WHAMTokenizer
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
+from diagd.weight_files import read_torch_file, tensors_of
 from tests.families.cosmos.scripts import write_scripts
-from tests.golden import wham_tokenizer
+from tests.golden import FIXTURES, wham_tokenizer
 from tests.tokenizers.rectangles import rectangles, small_tokenizer
 
 
@@ -74,3 +76,47 @@ def test_what_is_missing_is_named(tmp_path):
         load_tokenizer(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match=r"^file not found: .*config\.json$"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fixture", "part", "message"),
+    [
+        ("wham_tiny", "decoder.output_ln.bias", r"the WHAM tokenizer: does not fit .*: 1 missing"),
+        (
+            "mineworld_tiny_v256",
+            "quantize.embedding.weight",
+            r"the tokenizer: does not .*: 1 missing",
+        ),
+    ],
+)
+def test_a_damaged_tokenizer_inside_a_checkpoint_names_the_file(fixture, part, message, tmp_path):
+    shutil.copytree(FIXTURES / fixture, tmp_path / "world")
+    path = tmp_path / "world" / "model.ckpt"
+    weights = tensors_of(read_torch_file(path))
+    kept = {name: weight.clone() for name, weight in weights.items() if not name.endswith(part)}
+    assert len(kept) == len(weights) - 1
+    torch.save({"state_dict": kept}, path)
+    with pytest.raises(ValueError, match=rf"world.model\.ckpt: its tokenizer: {message}"):
+        tokenizer_of(find_model(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("down_block_types", [1]),
+        ("up_block_types", [None]),
+        ("act_fn", 1),
+        ("block_out_channels", []),
+        ("layers_per_block", "x"),
+        ("down_block_types", ["DownEncoderBlock2D"] * 1000),
+        ("latent_channels", {"x": 1}),
+        ("pixel_rounding", []),
+    ],
+)
+def test_settings_of_a_wrong_type_are_one_line_that_names_the_file(name, value, tmp_path):
+    small_tokenizer().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {name: value}))
+    with pytest.raises(ValueError, match=r"config\.json[: ]") as failure:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(failure.value)

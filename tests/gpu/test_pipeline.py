@@ -25,8 +25,8 @@ SAMPLED = diagd.SamplingOptions(1.0, top_p=0.9)
 
 def worlds(path):
     return [
-        diagd.VideoGenerator.from_pretrained(path, "cpu", backend="eager"),
-        diagd.VideoGenerator.from_pretrained(path, "cuda"),
+        diagd.VideoGenerator.from_pretrained(path, "cpu", "float32", backend="eager"),
+        diagd.VideoGenerator.from_pretrained(path, "cuda", "float32"),
     ]
 
 

@@ -22,7 +22,6 @@ from diagd.models.transformer import Transformer
 from tests.decoding.cases import Case
 from tests.gpu.test_tokens import (
     SAMPLINGS,
-    TOLERANT,
     by_place,
     decode,
     prepare_for,
@@ -241,13 +240,14 @@ def a_rebound_buffer(monkeypatch):
 
 def tokens_that_are_replaced(monkeypatch):
     """The buffer of tokens moves."""
-    run = engine.Step.run
+    run = engine.run_step
 
-    def planted(self, lanes, num_slots):
-        run(self, lanes, num_slots)
-        self.buffers.tokens = self.buffers.tokens.clone()
+    def planted(model, step, lanes, num_slots):
+        run(model, step, lanes, num_slots)
+        step.buffers.tokens = step.buffers.tokens.clone()
 
-    monkeypatch.setattr(engine.Step, "run", planted)
+    for module in (engine, replay):
+        monkeypatch.setattr(module, "run_step", planted)
 
 
 @pytest.mark.parametrize("plant", [a_baked_number, a_rebound_buffer])
@@ -276,18 +276,6 @@ def test_ranges_that_nobody_keeps_are_caught(monkeypatch, gpus):
         equals_the_cpu(sampling=places, runs=2)
 
 
-def test_a_warm_up_on_real_lanes_is_caught(monkeypatch, gpus):
-    capture = replay.Graphs._capture
-
-    def planted(self, step, lanes, num_slots, compiled):
-        step(lanes, num_slots)
-        return capture(self, step, lanes, num_slots, compiled)
-
-    monkeypatch.setattr(replay.Graphs, "_capture", planted)
-    assert equals_the_cpu()
-    assert not equals_the_cpu(strategy=TOLERANT, sampling=SAMPLINGS["greedy"])
-
-
 def test_a_capture_on_the_wrong_device_is_caught(monkeypatch, gpus):
     class Nowhere:
         def __init__(self, device):
@@ -312,13 +300,13 @@ def test_an_engine_in_a_circle_is_caught(monkeypatch, gpus):
         before = gpus.live_bytes
         decode(model, CASE, "k=1", SAMPLED, "cuda")
         assert gpus.live_bytes == before
-        make = Stream._make_run
+        make = Stream.set_sampling
 
-        def planted(self, draw_rule):
-            make(self, draw_rule)
+        def planted(self, sampling):
+            make(self, sampling)
             self.of_itself = self.feed
 
-        monkeypatch.setattr(Stream, "_make_run", planted)
+        monkeypatch.setattr(Stream, "set_sampling", planted)
         decode(model, CASE, "k=1", SAMPLED, "cuda")
         assert gpus.live_bytes > before
     finally:

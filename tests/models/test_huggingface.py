@@ -3,11 +3,14 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
     FalconConfig,
     FalconForCausalLM,
+    GlmImageConfig,
+    GlmImageForConditionalGeneration,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoConfig,
@@ -21,6 +24,8 @@ from transformers import (
     MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
     T5Config,
@@ -141,6 +146,39 @@ def test_the_model_tells_what_the_protocol_asks():
         assert (model.device, model.dtype) == (torch.device("cpu"), torch.float32)
 
 
+def test_logits_may_have_fewer_columns_than_the_embedding_has_rows():
+    theirs, prompt = make("llama", initializer_range=0.4), random_tokens(2, 4)
+    theirs.lm_head = torch.nn.Linear(24, 30, bias=False)
+    model = HuggingFaceModel(theirs)
+    assert (model.vocab_size, model.num_embeddings) == (30, 50)
+    drawn = diagd.SamplingOptions(1.0, top_p=0.9)
+    grid = diagd.TokenGrid(2, 3, 5)
+    out = diagd.generate_tokens(model, prompt, "k=2", None, 0, sampling=drawn, grid=grid)
+    assert out.tokens.max() < 30
+
+
+def test_long_rope_holds_what_its_short_angles_reach():
+    """Beyond, its forward turns the coming tokens by other angles than those in the cache."""
+    rope = {"rope_type": "longrope", "rope_theta": 100.0, "original_max_position_embeddings": 16}
+    rope |= {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "factor": 4.0}
+    model = HuggingFaceModel(make("llama", rope_parameters=rope))
+    assert model.max_positions == 16
+    prompt, grid = random_tokens(2, 4), diagd.TokenGrid(1, 3, 5)
+    with pytest.raises(
+        ValueError, match="prompt and one frame take 19 slots, the context holds 16"
+    ):
+        diagd.generate_tokens(model, prompt, "k=2", context_frames=0, grid=grid)
+
+
+def test_an_offloaded_model_writes_what_it_writes_in_memory():
+    prompt, grid = random_tokens(2, 4), diagd.TokenGrid(2, 3, 5)
+    written = [
+        diagd.generate_tokens(HuggingFaceModel(model), prompt, "k=2", context_frames=0, grid=grid)
+        for model in (make("llama"), cpu_offload(make("llama"), torch.device("cpu")))
+    ]
+    assert torch.equal(written[0].tokens, written[1].tokens)
+
+
 def test_the_cache_allocates_once():
     model, lanes = HuggingFaceModel(make("llama")), torch.arange(3)
     cache, visible = model.make_cache(1, 7), torch.ones(3, 3, dtype=torch.bool).tril()
@@ -169,6 +207,9 @@ def unsupported_models():
     )
     mamba = MambaConfig(vocab_size=50, hidden_size=24, num_hidden_layers=1)
     t5 = T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    sections = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 2]}
+    spatial = {"text_config": {**SIZES, "pad_token_id": 0, "rope_parameters": sections}}
+    eyes = {"depth": 1, "hidden_size": 16, "embed_dim": 16, "num_heads": 2}
     with torch.device("meta"):
         return {
             "expected a transformers causal LM, got Linear": torch.nn.Linear(2, 2),
@@ -189,6 +230,16 @@ def unsupported_models():
             "needs full attention in every layer, got .* with sliding_window=8": (
                 MistralForCausalLM(sliding)
             ),
+            "LlamaForCausalLM cannot be used: it gives a token three positions": (
+                make("llama", rope_parameters=sections)
+            ),
+            "Qwen2VLForConditionalGeneration cannot be used: it gives a token three positions": (
+                Qwen2VLForConditionalGeneration(Qwen2VLConfig(**spatial, vision_config=eyes))
+            ),
+            "GlmImageForConditionalGeneration cannot be used: it gives a token three positions": (
+                GlmImageForConditionalGeneration(GlmImageConfig(**spatial, vision_config=eyes))
+            ),
+            "LlamaForCausalLM cannot be used: its weights are on the meta device": make("llama"),
         }
 
 

@@ -3,10 +3,21 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TypicalLogitsWarper,
+)
 
 import diagd
+from diagd.models.huggingface import cache_argument
 from tests import oracles
+from tests.models.architectures import architecture
 
 VOCAB_SIZE, NUM_VISUAL = 24, 18
 GRID = diagd.TokenGrid(num_frames=2, height=3, width=5)
@@ -133,7 +144,11 @@ NEGATIVE = {"guidance_scale": 2.0, "negative_prompt_ids": torch.zeros(2, 140, dt
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"max_new_tokens": 29}, "the schedule writes 30 tokens, got max_new_tokens=29"),
+        ({"max_new_tokens": 29}, "the schedule writes 30 tokens, got a limit of 29"),
+        (
+            {"max_new_tokens": None, "max_length": 4 + 20},  # what it would be if nobody said
+            "the schedule writes 30 tokens, got a limit of 20",
+        ),
         (NEGATIVE, "guidance needs prompt and frames in one context of 24 tokens, got 34"),
         (
             {**NEGATIVE, "negative_prompt_attention_mask": torch.eye(2, 140)},
@@ -143,17 +158,92 @@ NEGATIVE = {"guidance_scale": 2.0, "negative_prompt_ids": torch.zeros(2, 140, dt
             {"attention_mask": torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])},
             "prompts must be of one length, got one with masked tokens",
         ),
-        ({"repetition_penalty": 1.5}, r"knows no logits processors, got \['RepetitionPenaltyLog"),
-        ({"do_sample": True, "min_p": 0.1}, r"knows no logits processors, got \['MinPLogitsWarper"),
-        ({"num_beams": 2}, r"num_beams must be 1, got 2"),
-        ({"return_dict_in_generate": True}, r"return_dict_in_generate must be False, got True"),
-        ({"do_sample": True, "num_return_sequences": 2}, r"num_return_sequences must be 1, got 2"),
+        (
+            {"logits_processor": LogitsProcessorList([TypicalLogitsWarper(0.9)])},
+            r"knows no logits processors, got \['TypicalLogitsWarper'\]",
+        ),
+        ({"repetition_penalty": 1.5}, "takes no repetition_penalty=1.5$"),
+        ({"do_sample": True, "min_p": 0.1}, "takes no min_p=0.1$"),
+        ({"num_beams": 2}, "takes no num_beams=2$"),
+        ({"return_dict_in_generate": True}, "takes no return_dict_in_generate=True$"),
+        ({"output_scores": True, "max_time": 9.0}, "takes no output_scores=True, max_time=9.0$"),
+        ({"do_sample": True, "num_return_sequences": 2}, "takes no num_return_sequences=2$"),
+        ({"eos_token_id": 5}, "takes no eos_token_id=5$"),
+        ({"cache_implementation": "offloaded"}, "takes no cache_implementation$"),
+        ({"generation_config": GenerationConfig(low_memory=True)}, "takes no low_memory=True$"),
+        ({"position_ids": torch.arange(4)[None] + 3}, "takes no position_ids$"),
+        ({"inputs_embeds": torch.zeros(2, 4, 32)}, "takes no inputs_embeds$"),
+        ({"prefix_allowed_tokens_fn": lambda *_: [3]}, "takes no prefix_allowed_tokens_fn$"),
+        ({"synced_gpus": True}, "takes no synced_gpus=True$"),
+        (
+            {"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(9.0)])},
+            "takes no stopping_criteria$",
+        ),
     ],
 )
 def test_what_diagonals_cannot_honour_is_refused(flags, message, llama, prompt):
     custom = diagd.custom_generate(diagd.DiagonalSchedule.spatial(GRID), context_frames=0)
     with pytest.raises(ValueError, match=message):
         generate(llama, prompt, custom, **flags)
+
+
+def test_a_cache_and_an_assistant_are_refused(llama, prompt):
+    custom = diagd.custom_generate(diagd.DiagonalSchedule.spatial(GRID), context_frames=0)
+    name = cache_argument(llama)
+    for flags, named in (
+        ({name: DynamicCache(config=llama.config)}, name),
+        ({"assistant_model": llama}, "assistant_model"),
+    ):
+        with pytest.raises(ValueError, match=f"takes no {named}"):
+            generate(llama, prompt[:1], custom, **flags)
+
+
+def test_what_changes_no_token_is_taken(llama, prompt):
+    custom = diagd.custom_generate(diagd.DiagonalSchedule.spatial(GRID), context_frames=0)
+    flags = {"cache_implementation": "static", "use_cache": True, "length_penalty": 1.0}
+    told = generate(
+        llama, prompt, custom, attention_mask=torch.ones(2, 4), synced_gpus=False, **flags
+    )
+    assert torch.equal(told, generate(llama, prompt, custom))
+
+
+def test_another_kind_of_input_is_refused():
+    """A model of pictures: `generate` knows of their sizes, and diagonals do not."""
+    custom = diagd.custom_generate(diagd.DiagonalSchedule.spatial(GRID), context_frames=0)
+    with pytest.raises(ValueError, match=r"takes no pixel_values, image_sizes$"):
+        generate(
+            architecture("emu3"),
+            torch.tensor([[1, 20, 3]]),
+            custom,
+            pixel_values=torch.zeros(1, 3, 4, 6),
+            image_sizes=torch.tensor([[4, 6]]),
+        )
+
+
+class Listener:
+    def __init__(self):
+        self.heard, self.ended = [], 0
+
+    def put(self, value):
+        self.heard.append(value)
+
+    def end(self):
+        self.ended += 1
+
+
+def test_a_streamer_hears_prompt_and_tokens_and_the_end(llama, prompt):
+    custom, listener = diagd.custom_generate(diagd.DiagonalSchedule(GRID, 2), None, 0), Listener()
+    sequence = generate(llama, prompt, custom, streamer=listener)
+    first, *rest = listener.heard
+    assert torch.equal(torch.cat([first, torch.stack(rest, 1)], 1), sequence)
+    assert listener.ended == 1
+
+
+def test_a_streamer_is_ended_when_the_call_is_refused(llama, prompt):
+    custom, listener = diagd.custom_generate(diagd.DiagonalSchedule(GRID, 2), None, 0), Listener()
+    with pytest.raises(ValueError, match=r"takes no num_beams=2$"):
+        generate(llama, prompt, custom, streamer=listener, num_beams=2)
+    assert listener.ended == 1
 
 
 def test_a_strategy_in_place_of_a_schedule_is_refused():

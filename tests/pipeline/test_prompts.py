@@ -115,6 +115,17 @@ def test_without_actions_the_idle_one_stands_between_and_fast_clips_are_slowed(g
     assert (prompt.context_actions, prompt.notes) == (["left"] * 3, [])
 
 
+@pytest.mark.parametrize("suffix", [".jpg", ".jfif", ".tif", ".avif"])
+def test_a_photo_is_one_prompt_by_path_and_as_an_object(suffix, generator, tmp_path):
+    path, exif = tmp_path / f"photo{suffix}", Image.Exif()
+    exif[0x112] = 5
+    photo = Image.fromarray(smooth_frames(1, 70, 50)[0].numpy())
+    photo.save(path, {".jfif": "JPEG"}.get(suffix), exif=exif)
+    assert torch.equal(
+        generator.read_prompt(path).frames, generator.read_prompt(Image.open(path)).frames
+    )
+
+
 def test_of_a_clip_with_actions_only_the_context_is_kept(generator, tmp_path, monkeypatch):
     write_video(tmp_path / "clip.mp4", smooth_frames(30, HEIGHT_PX, WIDTH_PX), fps=8)
     actions = ["left", "right", "none"] * 10
@@ -194,7 +205,7 @@ def corridor(height, width):
 
 
 def test_a_picture_unlike_all_that_the_world_learned_is_noted(command, tmp_path):
-    world = diagd.VideoGenerator.from_pretrained("doom")
+    world = diagd.VideoGenerator.from_pretrained("doom", dtype="float32")
     folder = model_path("doom")
     scenes = sorted((folder / "scenes").glob("*.mp4"))
     for scene in scenes:
@@ -207,6 +218,13 @@ def test_a_picture_unlike_all_that_the_world_learned_is_noted(command, tmp_path)
         (note,) = likeness_notes(world.tokenizer, folder, foreign)
         assert "learned nothing that looks like this picture" in note
     write_image(tmp_path / "corridor.png", corridor(height, width))
+    foreign, walk = corridor(height, width), ["forward"]
+    with pytest.warns(UserWarning, match="learned nothing that looks like this picture") as told:
+        world.generate(torch.stack([foreign, foreign])[:, None], [walk, walk], 1)
+    assert [(one.filename, len(told)) for one in told] == [(__file__, 1)]  # where it was called
+    with pytest.warns(UserWarning, match="learned nothing that looks like this picture"):
+        world.stream(foreign, walk)
+    world.generate(scenes[0], walk, 1)  # a warning would be an error
     flags = "--prompt", tmp_path / "corridor.png", "--frames", 1, "--raster-frames", 0
     outcome = command("generate", *flags, "--output", tmp_path / "a.mp4", "--json")
     assert outcome.code == 0, outcome.err

@@ -32,7 +32,7 @@ def test_a_bundled_world_starts_where_it_was_told_to(world, tmp_path):
     assert bundled.defaults.top_p == 0.75
     assert bundled.vocabulary is not None
     names = [scene.name for scene in model_scenes(tmp_path / "out", bundled, 4)]
-    assert names == ["prompt", "hall", "yard"]
+    assert names == ["opening", "hall", "yard"]
     for name, clip, start in (("prompt", "clip_1", 3), ("scenes/yard", "clip_0", 5)):
         frames, path = read_video(clips / f"{clip}.mp4").frames, tmp_path / "out" / f"{name}.mp4"
         ours = read_video(path).frames

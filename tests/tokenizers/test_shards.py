@@ -102,6 +102,10 @@ def test_the_order_of_actions_is_given_or_found_or_made(tmp_path):
     ActionVocabulary(("left", "forward", "none")).save(tmp_path / "actions.json")
     assert actions_of(paths).names == ("left", "forward", "none")
     assert actions_of(paths, WALK) is WALK
+    (tmp_path / "actions.json").unlink()
+    line = '\ufeff{"action": "up\u2028down"}\r\n'
+    paths[0].with_suffix(".jsonl").write_text(line, newline="")
+    assert actions_of(paths).names[-1] == "up\u2028down"
 
 
 @pytest.mark.parametrize("line", ['{"a":' * 100_000, '{"action": ' + "9" * 5000 + "}"])

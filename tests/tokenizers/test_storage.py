@@ -42,7 +42,11 @@ def test_a_config_is_a_json_object(tmp_path):
     path = tmp_path / "config.json"
     with pytest.raises(FileNotFoundError, match=r"^file not found: .*config\.json$"):
         read_json_object(path)
-    for content, message in ((b"\xff", "not valid JSON: "), (b"{", "not valid"), (b"3", "got int")):
+    for content, message in (
+        (b"\xff", "no text file"),
+        (b"{", "not valid JSON: "),
+        (b"3", "got int"),
+    ):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=message):
             read_json_object(path)

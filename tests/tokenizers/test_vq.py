@@ -119,7 +119,9 @@ def test_how_pixels_are_rounded_is_kept(tmp_path):
 def test_an_unknown_rounding_is_refused(saved):
     config = json.loads((saved / CONFIG_NAME).read_text())
     (saved / CONFIG_NAME).write_text(json.dumps(config | {"pixel_rounding": "up"}))
-    with pytest.raises(ValueError, match=r"^pixel_rounding must be nearest or down, got 'up'$"):
+    with pytest.raises(
+        ValueError, match=r"config\.json: pixel_rounding must be nearest or down, got 'up'$"
+    ):
         VQTokenizer.from_pretrained(saved)
 
 

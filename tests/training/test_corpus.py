@@ -22,7 +22,7 @@ def options(tmp_path):
             "clips": tmp_path / "clips",
             "out": tmp_path / "out",
             "steps": 1,
-            "batch": 2,
+            "batch_size": 2,
             "codes": 16,
             "frame_stride": 1,
         }

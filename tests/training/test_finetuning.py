@@ -17,7 +17,7 @@ from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
 from diagd.tokenizers.shards import TokenClips, codebook_fingerprint, read_shards
 from diagd.tokenizers.vq import VQTokenizer
-from diagd.training.loop import draw_batch
+from diagd.training.loop import TrainingRun, draw_batch
 from diagd.training.mixture import draw_strategy
 from diagd.training.options import parse_mixture
 from diagd.training.train import FinetuneOptions, finetune
@@ -187,6 +187,13 @@ def test_the_folder_is_a_world_and_says_what_it_was_tuned_for(options, world, co
     defaults = VideoGenerator.from_pretrained(out).defaults
     assert (defaults.fps, defaults.row_lag) == (12, 2)
     assert (out / "scenes" / "hall.png").read_bytes() == b"a picture"
+
+
+def test_a_finished_finetuning_goes_on_for_more_minutes_than_its_steps(options, monkeypatch):
+    monkeypatch.setattr(TrainingRun, "_clock", lambda run, seconds: float(run.step))
+    assert finetune(options())["steps"] == 8
+    more = options(steps=FinetuneOptions.steps, more_minutes=2.5 / 60)
+    assert finetune(more)["steps"] == 11
 
 
 def launch(processes, options):

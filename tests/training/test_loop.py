@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 import diagd
 from diagd.data.actions import ActionVocabulary
 from diagd.tokenizers.shards import read_shards
-from diagd.training import loop, train
-from diagd.training.loop import draw_batch, plot_loss
+from diagd.training import loop, setup, train
+from diagd.training.loop import decide_precision, draw_batch, plot_loss
 from diagd.training.setup import fit_config
 from diagd.training.train import FinetuneOptions, finetune, pretrain
 from tests.training.runs import assert_same_run, log_of, run_killed, weights_of
@@ -44,6 +44,19 @@ def test_the_learning_rate_warms_up_and_follows_a_cosine_to_a_tenth(options):
         [8 * (0.1 + 0.9 * (1 + math.cos(math.pi * done / 6)) / 2) for done in range(7)]
     )
     assert rates[10] == pytest.approx(0.8)
+
+
+def test_the_warm_up_of_a_short_time_is_a_twentieth_of_it(options):
+    run = options(steps=None, minutes=3, warmup_steps=None, learning_rate=8.0)
+    rates = [run.learning_rate_at(step, 6.0 * step) for step in range(31)]  # 30 steps in 3 minutes
+    assert rates[:2] == pytest.approx([8 / 50, 8 * 20 / 30])
+    assert max(rates) == rates[2] > 7.9
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+    assert rates[30] == pytest.approx(0.8)
+    slow = [run.learning_rate_at(step, 0.03 * step) for step in range(300)]  # of 6,000 steps
+    assert slow[:50] == pytest.approx([8 * (step + 1) / 50 for step in range(50)], rel=1e-3)
+    named = options(steps=None, minutes=3, warmup_steps=50, learning_rate=8.0)
+    assert named.learning_rate_at(9, 90.0) == pytest.approx(8 * 10 / 50)
 
 
 def test_every_step_has_its_own_batch_and_its_own_learning_rate(options, monkeypatch):
@@ -207,6 +220,35 @@ def test_a_log_whose_last_line_was_cut_short_does_not_stop_a_run(options, whole)
     assert_same_run(killed.out, whole)
 
 
+def test_a_run_keeps_the_precision_that_auto_was_when_it_began(options, monkeypatch):
+    pretrain(options(steps=1, warmup_steps=0))  # in float32
+    monkeypatch.setattr(setup, "_trains_in_bfloat16", lambda: True)
+    assert decide_precision(options("other", precision="auto")).precision == "bf16"
+    assert decide_precision(options(precision="auto")).precision == "no"
+    pretrain(options(precision="auto"))
+    state = options().out / "training" / "run.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"precision": "bf16"}))
+    with pytest.raises(ValueError, match="run holds a run of precision=bf16, now no; choose"):
+        pretrain(options(precision="no"))
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_step_follows_the_free_cores_unless_it_is_compiled_for_a_number(
+    is_compiled, options, monkeypatch
+):
+    calls = []
+    monkeypatch.setattr(loop, "follow_free_cores", lambda: calls.append(1))
+    init = loop.MixtureLoss.__init__
+
+    def compiled(self, *arguments):
+        init(self, *arguments)
+        self.is_compiled = is_compiled
+
+    monkeypatch.setattr(loop.MixtureLoss, "__init__", compiled)
+    pretrain(options(steps=2, warmup_steps=0))
+    assert len(calls) == (0 if is_compiled else 2)
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
@@ -250,6 +292,47 @@ def test_a_finished_run_is_left_as_it_is(options):
     pretrain(run)
     assert log_of(run.out) == log
     assert all(torch.equal(weights_of(run.out)[name], weights[name]) for name in weights)
+
+
+@pytest.fixture
+def timed(options, monkeypatch):
+    """Return a function that makes options for 3.5 seconds of training, one a step."""
+    monkeypatch.setattr(loop.TrainingRun, "_clock", lambda run, seconds: float(run.step))
+    monkeypatch.setattr(train, "_probe", lambda *rest: (1000, 1e-9))
+    monkeypatch.setattr(train, "monotonic", lambda: 0.0)  # planning takes no time
+    length = {"steps": None, "minutes": 3.5 / 60, "warmup_steps": None, "log_every": 1}
+    return lambda *out, **changes: options(*out, **{**length, **changes})
+
+
+def test_a_finished_run_is_trained_for_longer_where_more_minutes_are_given(timed, capsys):
+    whole, killed = timed("whole"), timed("killed")
+    more = {"minutes": None, "more_minutes": 2.5 / 60, "model": None}
+    for run in (whole, killed):
+        pretrain(run)
+        capsys.readouterr()
+        pretrain(run)
+        told = capsys.readouterr().out
+        assert f"{run.out.name} is finished, after 4 steps in 4 s; to train it for longer: " in told
+        assert "the same diagd train with --more-minutes 10 in place of --minutes" in told
+    longer = timed("killed", **more, save_minutes=0.0)
+    run_killed(pretrain, longer, 5)
+    assert pretrain(longer)["steps"] == pretrain(timed("whole", **more))["steps"] == 7
+    assert "resuming after step 5, 2 s left" in capsys.readouterr().out  # 6.5 seconds in all
+    assert_same_run(killed.out, whole.out)
+    assert pretrain(longer)["steps"] == 10  # once more
+
+
+def test_more_minutes_are_for_a_run_that_is_finished(timed):
+    more = {"minutes": None, "more_minutes": 1.0}
+    with pytest.raises(FileNotFoundError, match=r"run to train for longer not found: .*run\.json"):
+        pretrain(timed(**more))
+    run_killed(pretrain, timed(save_minutes=0.0), 2)
+    with pytest.raises(ValueError, match=r"a run that is not finished: leave --more-minutes out"):
+        pretrain(timed(**more))
+    with pytest.raises(ValueError, match="more_minutes stands alone: leave minutes out"):
+        timed(more_minutes=1.0)
+    with pytest.raises(ValueError, match="more_minutes must be above 0, got 0"):
+        timed(minutes=None, more_minutes=0)
 
 
 @pytest.mark.parametrize(
@@ -429,6 +512,9 @@ def test_a_batch_holds_about_5000_tokens_where_no_size_is_given(options):
     assert options(batch_size=3).batch_of(clips) == 3
     assert options(warmup_steps=None, steps=40).warm_up == 2
     assert options(warmup_steps=None, steps=40_000).warm_up == 50
+    finetuning = {"tokens": Path("tokens"), "out": Path("out"), "init": "doom"}
+    assert FinetuneOptions(**finetuning).warm_up == 100
+    assert FinetuneOptions(**finetuning, steps=60).warm_up == 3
 
 
 def test_tokens_of_another_tokenizer_are_another_run(options, tmp_path):

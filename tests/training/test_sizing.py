@@ -111,11 +111,14 @@ def test_several_processes_have_one_budget_however_long_each_measured(
     monkeypatch.setattr(train, "_train", lambda command, options, *rest: given.append(options))
     monkeypatch.setattr(train, "monotonic", itertools.count(0, 7).__next__)  # seconds
     run = timed(model="mc-ar-tiny")
-    train.pretrain(dataclasses.replace(run, out=run.out / "alone"))
+    train.pretrain(alone := dataclasses.replace(run, out=run.out / "alone"))
+    train.pretrain(alone)  # killed, and resumed with the plan that was made
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", rank)
     train.pretrain(run)
-    assert [options.seconds for options in given] == pytest.approx([SECONDS - 7, SECONDS])
+    assert [options.seconds for options in given] == pytest.approx(
+        [SECONDS - 7, SECONDS - 7, SECONDS]
+    )
     assert (run.out / "plan.json").is_file() == (rank == "0")
 
 

@@ -131,8 +131,10 @@ def check_draw(logits: Tensor, draw: Draw) -> None:
     _check_shapes(
         logits.ndim == 3
         and draw.seeds.shape == logits.shape[:1]
-        and {place.shape for place in places} == {logits.shape[1:2]},
-        "logits must be (B, L, V), seeds (B,), frames, rows and columns (L,)",
+        and {place.shape for place in places} == {logits.shape[1:2]}
+        and logits.shape[:2].numel() <= MAX_ROWS,
+        "logits must be (B, L, V), seeds (B,), frames, rows and columns (L,), with B * L at most "
+        f"{MAX_ROWS}",
         *(logits, draw.seeds, *places),
     )
     _check_int64(seeds=draw.seeds, frames=draw.frames, rows=draw.rows, columns=draw.columns)
@@ -179,11 +181,17 @@ def rules_of(options: SamplingOptions, vocab: int) -> dict[str, Any]:
     }
 
 
-def check_end(failure: int, step: StepRecord) -> None:
+def check_end(failure: int, wrong: str, what: str) -> None:
+    """Raise ValueError for 1, saying what is wrong, MemoryError for 2, saying what is asked for."""
     if failure == 1:
-        raise ValueError("a token, position or slot is out of range")
+        raise ValueError(wrong)
     if failure:
-        raise MemoryError(f"no memory for {step.lanes} lanes over {step.visible_slots} slots")
+        raise MemoryError(f"no memory for {what}")
+
+
+def check_step_end(failure: int, step: StepRecord) -> None:
+    what = f"{step.lanes} lanes over {step.visible_slots} slots"
+    check_end(failure, "a token, position or slot is out of range", what)
 
 
 def _check_shapes(is_right: bool, expected: str, *given: Tensor | SlotRule) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from diagd.files import naming
+from diagd.files import encoded, naming
 
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-O3", "-std=c++20", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
@@ -47,9 +47,9 @@ def build(target: Path, compiler: list[str]) -> None:
 def describe_build() -> list[bytes]:
     """Return what a build depends on: sources, flags, compiler, processor."""
     parts = [path.read_bytes() for path in sorted(SOURCES.glob("*.*"))]
-    parts += [" ".join(_flags()).encode(), platform.machine().encode(), repr(zig()).encode()]
+    parts += [encoded(" ".join(_flags())), platform.machine().encode(), repr(zig()).encode()]
     if (compiler := find_compiler()) is not None:
-        parts += [compiler.encode(), str(os.stat(compiler).st_mtime).encode()]
+        parts += [encoded(compiler), str(os.stat(compiler).st_mtime).encode()]
     if (info := Path("/proc/cpuinfo")).is_file():
         lines = info.read_text(encoding="utf-8").splitlines()
         parts += [line.encode() for line in lines if line.startswith(("flags", "Features"))][:1]

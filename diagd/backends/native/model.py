@@ -22,12 +22,13 @@ from diagd.backends.native.boundary import (
     check_records,
     check_space,
     check_step,
+    check_step_end,
     rules_of,
 )
 from diagd.backends.native.library import load_library
 from diagd.backends.native.weights import NativeDType, NativeWeights
 from diagd.decoding.engine import BLOCK, whole_blocks
-from diagd.decoding.model import CausalModel, ModelShape, StepFunction, StepParts
+from diagd.decoding.model import CausalModel, ModelShape, Step, StepFunction
 from diagd.decoding.sampling import Draw
 from diagd.models.attention import SlotRule, check_cache_fits, check_sizes
 from diagd.models.transformer import Transformer, shape_of
@@ -127,6 +128,7 @@ class NativeModel(CausalModel):
         check_step(tokens, positions, slots, visible)
         batch, lanes = tokens.shape
         self._check_cache(cache, batch)
+        self._laid_out.check_room(batch, lanes, cache.num_slots, self.num_threads)
         if visible.shape[1] > cache.num_slots or logits_to_keep < 0:
             raise ValueError(
                 f"visible must have at most {cache.num_slots} columns, got {visible.shape[1]}, and "
@@ -147,7 +149,7 @@ class NativeModel(CausalModel):
             **cache.fields,
             **{name: one.contiguous() for name, one in given.items()},
         )
-        check_end(self._decode(ctypes.byref(self._laid_out.record), ctypes.byref(step)), step)
+        check_step_end(self._decode(ctypes.byref(self._laid_out.record), ctypes.byref(step)), step)
         return logits[..., : self.vocab_size]
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
@@ -173,14 +175,14 @@ class NativeModel(CausalModel):
             seconds=self.seconds,
             **rules_of(draw.options, vocab),
         )
-        if self._library.draw(ctypes.byref(record)):
-            raise ValueError(f"valid ids must be in [0, {vocab}) and not none at all")
+        wrong = f"valid ids must be in [0, {vocab}) and not none at all"
+        check_end(self._library.draw(ctypes.byref(record)), wrong, f"{batch * lanes} draws")
         return drawn
 
-    def make_step(self, step: StepParts) -> StepFunction:
+    def make_step(self, step: Step) -> StepFunction | None:
         """Fuse a plain step into one call (`csrc/fused_step.cpp`), to the same bits."""
         if not step.is_plain:
-            return step.run
+            return None
         buffers, ranges = step.buffers, step.ranges
         check_space(buffers, ranges, self.vocab_size)
         batch, num_slots = buffers.tokens.shape
@@ -208,7 +210,8 @@ class NativeModel(CausalModel):
             space.lanes, space.stride = lanes.data_ptr(), lanes.stride(0)
             fed.seconds = draw.seconds = address(self.seconds)
             fed.threads = self.num_threads
-            check_end(self._take(*records), fed)
+            self._laid_out.check_room(batch, fed.lanes, read, fed.threads)
+            check_step_end(self._take(*records), fed)
 
         return run
 

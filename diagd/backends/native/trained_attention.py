@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diagd.backends.native.boundary import AttendedRecord
+from diagd.backends.native.boundary import AttendedRecord, check_end
 from diagd.backends.native.library import load_library
 from diagd.models.attention import MaskKernel, attend
 from diagd.system import usable_cores
@@ -118,7 +118,7 @@ def _call(function: Callable[..., Any], given: tuple[Tensor, ...], **others: Ten
         **dict(zip(names, given, strict=True)),
         **others,
     )
-    function(ctypes.byref(record))
+    check_end(function(ctypes.byref(record)), "", f"attention of {batch} x {lanes} lanes")
 
 
 # Operators, each one piece to torch.compile, with the shapes of its results and its gradients.

@@ -16,6 +16,7 @@ from diagd.models.attention import SwiGLU
 from diagd.models.config import ModelConfig
 from diagd.models.rotary import first_grid_token
 from diagd.models.transformer import Block, Transformer
+from diagd.system import check_memory
 
 PAGE = 2**21  # bytes
 CHUNK = 32 * PAGE
@@ -50,10 +51,13 @@ def _chunk(size: int) -> Tensor:
 NativeDType = Literal["float32", "bfloat16", "int8"]
 PACKED: dict[str, int] = {"float32": 1, "bfloat16": 2, "int8": 4}  # in 4 bytes
 MAX_DUOS, MAX_WEIGHT = 512, 2047  # csrc/integers.h
+MAX_HEAD_DIM = 2**13  # each thread has room for hundreds of queries (csrc/attention.h)
+CHECKED = 2**28  # activations of a step that are compared with the machine's memory
 
 
 def has_kernels(config: ModelConfig) -> bool:
-    return not (config.context_size or config.position_table or config.mlp == "exact_gelu")
+    others = config.context_size or config.position_table or config.mlp == "exact_gelu"
+    return not others and config.head_dim <= MAX_HEAD_DIM
 
 
 class NativeWeights:
@@ -70,7 +74,8 @@ class NativeWeights:
         self.config = config = model.config
         if not has_kernels(config):
             raise ValueError(
-                "our kernels have no cross-attention, position table or exact GELU in MLPs"
+                "our kernels have no cross-attention, position table or exact GELU in MLPs, and "
+                f"heads of at most {MAX_HEAD_DIM} numbers, got {config.head_dim}"
             )
         if weights == "int8" and (size := config.head_dim) > MAX_DUOS:
             raise ValueError(f"our kernels need head_dim <= {MAX_DUOS} in int8, got {size}")
@@ -85,6 +90,14 @@ class NativeWeights:
         self._pages = HugePages()
         self.layers = [self._layer(block) for block in model.model.blocks]
         self.record = self._record(model)
+
+    def check_room(self, batch: int, lanes: int, slots: int, threads: int) -> None:
+        """Raise ValueError for a step whose activations exceed this machine's memory."""
+        config, width = self.config, self.config.num_heads * self.config.head_dim
+        inner = max(2 * config.intermediate_size, config.head_size)
+        row = (threads + 1) * config.hidden_size + 4 * width + inner + config.vocab_size
+        if (numbers := batch * lanes * row + 2 * lanes * slots) > CHECKED:
+            check_memory(4 * numbers, f"a step of {batch} x {lanes} lanes")
 
     def _layer(self, block: Block) -> LayerRecord:
         attention, mlp = block.self_attn, block.mlp

@@ -27,7 +27,7 @@ from diagd.backends.webgpu.shader import (
     weights_of,
 )
 from diagd.decoding.engine import BLOCK, Lanes, whole_blocks
-from diagd.decoding.model import Buffers, CausalModel, ModelShape, StepFunction, StepParts
+from diagd.decoding.model import Buffers, CausalModel, ModelShape, Step, StepFunction
 from diagd.extras import require
 from diagd.models.attention import check_cache_fits, check_sizes
 from diagd.models.transformer import Transformer, shape_of
@@ -175,12 +175,12 @@ class WebGPUBuffers(Buffers):
 class Recorded:
     """Steps that wait for their submission, under one state of the slots."""
 
-    def __init__(self, step: StepParts) -> None:
+    def __init__(self, step: Step) -> None:
         self.step = step
         self.held, self.fed_at = step.buffers.held.clone(), step.buffers.fed_at.clone()
         self.steps: list[tuple[Tensor, int]] = []  # lanes (8, L), slots to read
 
-    def fits(self, step: StepParts) -> bool:
+    def fits(self, step: Step) -> bool:
         same = torch.equal(self.held, step.buffers.held)
         return self.step is step and same and torch.equal(self.fed_at, step.buffers.fed_at)
 
@@ -243,10 +243,10 @@ class WebGPUModel(CausalModel):
     def make_buffers(self, batch_size: int, num_slots: int, context: Tensor | None) -> Buffers:
         return WebGPUBuffers(**vars(super().make_buffers(batch_size, num_slots, context)))
 
-    def make_step(self, step: StepParts) -> StepFunction:
+    def make_step(self, step: Step) -> StepFunction | None:
         buffers = step.buffers
         if not step.is_plain or not isinstance(buffers, WebGPUBuffers):
-            return step.run
+            return None
 
         def run(lanes: Tensor, num_slots: int) -> None:
             if buffers.recorded is None or not buffers.recorded.fits(step):

@@ -10,6 +10,8 @@ import itertools
 import os
 import re
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from fractions import Fraction
@@ -18,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from diagd.checks import brief, shorten
 from diagd.data.actions import IDLE_NAMES, ActionVocabulary
 from diagd.data.recorders.options import RecordOptions
 from diagd.extras import require
@@ -25,6 +28,24 @@ from diagd.extras import require
 IDLE = "none"
 LONGEST_HOLD = 8  # frames for which the random player keeps an action
 LONGEST_SIDE_PX = 96
+MAX_RATE = 100_000  # steps a second
+_LIBRARIES = ("<frozen", *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+
+
+def ask(about: str, code: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """Call code of the user's own; all that it raises becomes one ValueError, which names it.
+
+    The error ends with the kind of error and the line, the innermost that is of no library.
+    """
+    try:
+        return code(*given, **options)
+    except Exception as error:
+        raised = (error.__cause__ or error).__traceback__  # make() raises its own of a TypeError
+        lines = [one for one in traceback.extract_tb(raised) if one.filename != __file__]
+        own = [one for one in lines if not one.filename.startswith(_LIBRARIES)] or lines
+        place = "".join(f", {one.filename}:{one.lineno}" for one in own[-1:])
+        reason = shorten(str(error).strip().rstrip("."))
+        raise ValueError(f"{about}: {reason} ({type(error).__name__}{place})") from error
 
 
 def random_actions(names: tuple[str, ...], rng: np.random.Generator) -> Iterator[str]:
@@ -45,56 +66,108 @@ class GymGame:
         # None: one that draws actions
         new_player: Callable[[Any, np.random.Generator], Callable[[Any], str]] | None,
     ) -> None:
-        self.make, self.name, self.env, self.new_player = make, name, make(), new_player
+        self.make, self.name, self.new_player = make, name, new_player
+        self.env = ask(name, make)
+        self.space = ask(name, getattr, self.env, "action_space")
         self.values = own_actions(self.env, name) if values is None else dict(values)
-        self.actions = ActionVocabulary(tuple(self.values))
         check_actions(self.env, name, self.values)
-        rate = self.env.metadata.get("render_fps") or 10
-        self.steps_per_second = Fraction(rate).limit_denominator(1001)
-        self.observation, _ = self.env.reset(seed=0)
+        self.actions = ActionVocabulary(tuple(self.values))
+        rate = ask(name, lambda: (self.env.metadata or {}).get("render_fps"))
+        rate = 10 if rate is None else rate
+        if not isinstance(rate, int | float | np.number) or not 1 / 1001 <= rate <= MAX_RATE:
+            rule = f"render_fps of its metadata must be a number up to {MAX_RATE}"
+            raise ValueError(f"{name}: {rule}, got {brief(rate)}")
+        self.steps_per_second = Fraction(float(rate)).limit_denominator(1001)
+        self.observation, _ = self._call("reset", "observation, info", seed=0)
+        self.shape: tuple[int, ...] = ()  # of a picture, of all once there is one
         self.size_px = suitable_size(*self._picture().shape[:2])
 
     def start(self, seed: int) -> None:
-        self.env.close()
-        self.env = self.make()
-        self.observation, _ = self.env.reset(seed=seed)
+        self.close()
+        self.env = ask(self.name, self.make)
+        self.observation, _ = self._call("reset", "observation, info", seed=seed)
         # not default_rng(seed), from which the environment draws, too
         rng = np.random.default_rng((seed, 1))
         walk = random_actions(self.actions.names, rng)
-        self.player = self.new_player(self.env, rng) if self.new_player else lambda _: next(walk)
+        self.player = lambda _: next(walk)
+        if self.new_player:
+            self.player = ask(f"{self.name}: its player", self.new_player, self.env, rng)
 
     def choose(self) -> str:
-        action = self.player(self.observation)
-        if action not in self.values:
+        action = ask(f"{self.name}: its player", self.player, self.observation)
+        if not isinstance(action, str) or action not in self.values:
             known = ", ".join(self.actions.names)
-            raise ValueError(f"the player said {action!r}, expected one of: {known}")
+            raise ValueError(
+                f"{self.name}: the player said {brief(action)}, expected one of: {known}"
+            )
         return action
 
     def press(self, action: str, steps: int) -> np.ndarray | None:
         """As `DoomGame.press`; nothing changes while an action of value None is pressed."""
         value = self.values[action]
+        parts = "observation, reward, terminated, truncated, info"
         for _ in range(0 if value is None else steps):
-            move = native(self.env.action_space, value)
-            self.observation, _, terminated, truncated, _ = self.env.step(move)
-            if terminated or truncated:
+            move = native(self.space, value)
+            self.observation, _, *ends, _ = self._call("step", parts, move)
+            if any(ask(self.name, bool, end) for end in ends):
                 return None
         return self._picture()
 
     def close(self) -> None:
-        self.env.close()
+        ask(self.name, self.env.close)
+
+    def _call(self, method: str, parts: str, *given: Any, **options: Any) -> tuple[Any, ...]:
+        """Call a method that returns some parts, of which the last is a dict."""
+        found = ask(self.name, getattr(self.env, method), *given, **options)
+        is_tuple = isinstance(found, tuple) and len(found) == len(parts.split())
+        if not is_tuple or not isinstance(found[-1], Mapping):
+            kinds = found if isinstance(found, tuple) else (found,)
+            got = ", ".join(type(one).__name__ for one in kinds)
+            raise ValueError(f"{self.name}: {method} must return {parts} (a dict), got {got}")
+        return found
 
     def _picture(self) -> np.ndarray:
-        picture = self.env.render()
-        if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3:
-            found = getattr(picture, "shape", type(picture).__name__)
-            raise ValueError(f"{self.name} renders no (height, width, 3) picture, but {found}")
-        return picture.astype(np.uint8)
+        """Return a copy of what the game shows, for it may go on drawing there."""
+        picture = ask(self.name, self.env.render)
+        shape, dtype = getattr(picture, "shape", ()), getattr(picture, "dtype", "")
+        is_rgb = isinstance(picture, np.ndarray) and dtype == np.uint8 and shape[2:] == (3,)
+        if not is_rgb or 0 in shape:
+            found = f"{dtype} {shape}" if shape else type(picture).__name__
+            rule = "(height, width, 3) uint8 picture"
+            raise ValueError(f"{self.name} renders no {rule}, but {found}")
+        self.shape = self.shape or shape
+        if shape != self.shape:
+            sizes = f"{self.shape} and {shape}"
+            raise ValueError(f"{self.name} renders pictures of several sizes, {sizes}")
+        return picture.copy()
 
 
 def native(space: Any, value: Any) -> Any:
-    """Convert a value written by hand to a number or an array of a space's dtype."""
-    array = np.asarray(value, dtype=space.dtype)
-    return array if space.shape else array[()]
+    """Convert an action written by hand to what a space holds, also in the parts of a space.
+
+    Numbers and arrays are of its dtype; ValueError where that is not what was written. Texts and
+    graphs stay as they are.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict) and space.spaces.keys() == dict(value).keys():
+        return {key: native(part, value[key]) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(native(*pair) for pair in zip(space.spaces, value, strict=True))
+    if isinstance(space, spaces.OneOf):
+        number, part = value
+        return number, native(space.spaces[number], part)
+    if isinstance(space, spaces.Sequence) and not space.stack:
+        return tuple(native(space.feature_space, part) for part in value)
+    if space.dtype is None or space.dtype.kind not in "biuf":
+        return value
+    written = np.asarray(value)
+    with np.errstate(all="ignore"):
+        array = written.astype(space.dtype)
+    loss = 1e-2 if array.dtype.kind == "f" else 0  # digits that a float has not
+    if written.dtype.kind not in "biuf" or not np.allclose(array, written, loss, loss):
+        raise ValueError(f"expected numbers of {space.dtype}, got {brief(value)}")
+    return array if space.shape or isinstance(space, spaces.Box) else array[()]
 
 
 def own_actions(env: Any, name: str) -> dict[str, int | None]:
@@ -106,10 +179,13 @@ def own_actions(env: Any, name: str) -> dict[str, int | None]:
     listed = getattr(inner, "actions", None)
     if type(space).__name__ == "Discrete":
         if hasattr(inner, "get_action_meanings"):
-            numbers = {str(word): n for n, word in enumerate(inner.get_action_meanings())}
+            words = ask(name, inner.get_action_meanings)
+            words = words if isinstance(words, list | tuple) else ()
+            numbers = {word: number for number, word in enumerate(words, int(space.start))}
         elif isinstance(listed, type) and issubclass(listed, Enum):
-            numbers = {item.name: int(item.value) for item in listed}
-    if not numbers:
+            numbers = {item.name: item.value for item in listed}
+    are_named = (isinstance(word, str) and isinstance(n, int) for word, n in numbers.items())
+    if not numbers or not all(are_named):
         raise ValueError(
             f"{name} does not name its actions ({space}): write a dict such as "
             "ACTIONS = {'none': ..., 'forward': ..., 'left': ...} into game.py, "
@@ -125,17 +201,20 @@ def own_actions(env: Any, name: str) -> dict[str, int | None]:
 def check_actions(env: Any, name: str, values: Mapping[str, Any]) -> None:
     """Raise ValueError unless an environment accepts every value, and doing nothing is first."""
     if next(iter(values), None) != IDLE:
-        raise ValueError(f"the first action must be {IDLE!r}, doing nothing, got {list(values)}")
+        given = brief(list(values))
+        raise ValueError(f"{name}: the first action must be {IDLE!r}, doing nothing, got {given}")
+    space = env.action_space
     for action, value in values.items():
-        if set(action) & set(",*() ") or not action:
-            raise ValueError(f"action names are written without spaces and , * ( ): {action!r}")
+        if not isinstance(action, str) or not re.fullmatch(r"[^\s,*()]+", action):
+            rule = "action names are written without spaces and , * ( )"
+            raise ValueError(f"{name}: {rule}, got {brief(action)}")
         try:
-            fits = value is None or env.action_space.contains(native(env.action_space, value))
-        except (TypeError, ValueError):
+            fits = value is None or ask(name, space.contains, native(space, value))
+        except (TypeError, ValueError, LookupError):
             fits = False
         if not fits:
             raise ValueError(
-                f"{name} does not take {value!r} for {action!r}, expected one of {env.action_space}"
+                f"{name} does not take {brief(value)} for {action!r}, expected one of {space}"
             )
 
 
@@ -156,14 +235,13 @@ def open_gym(options: RecordOptions) -> Iterator[GymGame]:
     make = partial(gymnasium.make, name, render_mode="rgb_array", disable_env_checker=True)
     sys.path.insert(0, folder)  # the user's own files can be imported, as by `python -m`
     try:
-        values = None if options.actions is None else named(options.actions)
+        values = None if options.actions is None else ask(name, named, options.actions)
         if not isinstance(values, Mapping | None):
-            raise ValueError(f"{options.actions} must be a dict, got a {type(values).__name__}")
-        player = None if options.policy in (None, "random") else named(options.policy)
+            found = type(values).__name__
+            raise ValueError(f"{name}: {options.actions} must be a dict, got a {found}")
+        player = None if options.policy in (None, "random") else ask(name, named, options.policy)
         with contextlib.closing(GymGame(make, name, values, player)) as game:
             yield game
-    except (gymnasium.error.Error, ModuleNotFoundError) as error:
-        raise ValueError(f"{name}: {error}") from None
     finally:
         sys.path.remove(folder)
 

@@ -62,6 +62,11 @@ def _play(
         frames, actions = [], [game.actions.names[0]]
         picture = game.press(actions[0], options.skip)
         while picture is not None:
+            if frames and picture.shape != frames[0].shape:
+                raise ValueError(
+                    f"{game.name}: pictures must be of one size, got {frames[0].shape} "
+                    f"and then {picture.shape}"
+                )
             frames.append(picture)
             if len(frames) == options.frames:
                 return torch.from_numpy(np.stack(frames)), actions, attempt + 1

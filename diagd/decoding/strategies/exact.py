@@ -1,4 +1,4 @@
-"""Exact decoding: raster's tokens in fewer steps, and its kin that keep the distribution only.
+"""Exact decoding: raster's tokens in fewer steps.
 
 The noise of a draw is bound to its place, so the raster sample is the fixed point of "draft, feed
 all drafts causally, draw again". A step feeds draft tokens behind the verified prefix and drafts
@@ -8,11 +8,10 @@ decoding, arXiv:2305.10427, with noise bound to the place). Keys and values of f
 the others are overwritten.
 """
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, compress, islice, product, takewhile
 from typing import NamedTuple
@@ -21,10 +20,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from diagd.decoding.engine import DrawRule, Lanes, Step, Stream
-from diagd.decoding.sampling import Draw, gumbel_noise, if_any_best, lowest_id_of, truncated_logits
+from diagd.decoding.engine import Lanes, NextStep, Stream
 from diagd.decoding.schedule import SCRATCH, SequenceLayout, padded_width
-from diagd.decoding.strategies.table import Exact, SpeculativeJacobi, Tolerant
+from diagd.decoding.strategies.table import Exact
 
 # How drafts fare on the bundled model at temperature 1 (docs/log.md, exact decoding): lanes are
 # chosen by it. Wrong numbers cost speed, never tokens.
@@ -41,7 +39,6 @@ FRESH, BESIDE_A_CHANGE, STALE, CHANGED, CONFIRMED = 0.92, 0.45, 0.1, 0.07, 0.02
 MIN_SURVIVAL = 0.3  # chance of a lane being reached, below which it is not fed there
 DRAFT_SHARE = 0.7  # of a step's lanes, that draft ahead at most
 REPEATS = 5  # of a step that is timed
-_NOISE_STRIDE = 4096  # the noise of a coupling at step n is that of frame n * stride + frame
 _costs: WeakKeyDictionary[object, dict[int, dict[int, float]]] = WeakKeyDictionary()
 
 
@@ -169,33 +166,13 @@ class VerifiedStep(NamedTuple):
     num_accepted: int  # tokens that became final, actions included
 
 
-def exact(strategy: Exact, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-    num_lanes = strategy.num_lanes or best_num_lanes(step_costs(stream))
-    return verify_frames(stream, layout, replace(strategy, num_lanes=num_lanes))
-
-
-def tolerant(strategy: Tolerant, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-    rule = KeepWithin(strategy.tolerance) if strategy.tolerance > 1 else None
-    return verify_frames(stream, layout, Exact(strategy.num_lanes), rule)
-
-
-def speculative(
-    strategy: SpeculativeJacobi, stream: Stream, layout: SequenceLayout
-) -> Iterator[None]:
-    rule = Coupling(stream, strategy)
-    return verify_frames(stream, layout, Exact(strategy.num_lanes, draft_lag=0), rule)
-
-
-def verify_frames(
-    stream: Stream, layout: SequenceLayout, how: Exact, rule: DrawRule | None = None
-) -> Iterator[None]:
-    """Draft, feed and confirm until all frames are final; yield as each becomes so.
-
-    The rule says what becomes of a draft token; None replaces it by the draw of its place.
-    """
+def exact(how: Exact, stream: Stream, layout: SequenceLayout) -> Iterator[NextStep]:
+    """Draft, feed and confirm until all frames are final."""
+    if how.num_lanes is None:
+        how = replace(how, num_lanes=best_num_lanes(step_costs(stream)))
     drafts = Drafts(layout, stream.batch_size, how)
     _draft_first(stream, layout)
-    first_frame, frame = stream.num_generated, 0
+    base, first_frame, frame = stream.num_used, stream.num_generated, 0
     lanes = torch.arange(-1, drafts.size - 1)
     outputs = torch.where(torch.tensor(drafts.is_action), SCRATCH, lanes + 1)
     places = torch.tensor(drafts.places).T
@@ -203,14 +180,15 @@ def verify_frames(
     while drafts.num_verified < drafts.size:
         first = drafts.num_verified
         chosen = drafts.choose()
-        changed = _feed(stream, table, chosen, drafts.verified, rule)
+        step, drafted = _ask(stream, table, chosen, frame)
+        yield step
+        changed = _confirm(stream, step, chosen, drafted, drafts.verified)
         accepted = drafts.update(chosen, changed)
         t, i, j = drafts.places[first]
         stream.verified.append(VerifiedStep(first_frame + t, i, j, len(chosen), accepted))
         while drafts.num_verified >= (frame + 1) * layout.slots_per_frame:
             frame += 1
-            _draft_next(stream, layout, drafts, frame)
-            yield
+            _draft_next(stream, layout, drafts, frame, base)
 
 
 @torch.inference_mode()
@@ -223,21 +201,22 @@ def _draft_first(stream: Stream, layout: SequenceLayout) -> None:
 
 
 @torch.inference_mode()
-def _draft_next(stream: Stream, layout: SequenceLayout, drafts: Drafts, frame: int) -> None:
+def _draft_next(
+    stream: Stream, layout: SequenceLayout, drafts: Drafts, frame: int, base: int
+) -> None:
     if fresh := drafts.unfed(frame):
-        base = stream.num_used - (frame - 1) * layout.slots_per_frame
         positions = torch.tensor(fresh, device=stream.tokens.device) + base
         newest = stream.tokens[:, stream.slots_at(positions - layout.slots_per_frame)]
         stream.tokens[:, stream.slots_at(positions)] = newest
 
 
 @torch.inference_mode()
-def _feed(
-    stream: Stream, table: Tensor, chosen: list[int], verified: list[int], rule: DrawRule | None
-) -> list[list[bool]]:
-    """Feed lanes, replace drafts by draws, and return (B, L) where they differ."""
-    count, indices = len(chosen), torch.tensor(chosen)
-    lanes = table[:, indices]
+def _ask(
+    stream: Stream, table: Tensor, chosen: list[int], num_whole: int
+) -> tuple[NextStep, Tensor]:
+    """Return the step that feeds the chosen lanes, and the drafts (B, L) that it replaces."""
+    count = len(chosen)
+    lanes = table[:, torch.tensor(chosen)]
     lane = Lanes.of(lanes)
     lane.steps.fill_(stream.num_steps)
     end = int(lane.positions[-1]) + 1
@@ -250,95 +229,21 @@ def _feed(
     lanes = lanes.to(stream.tokens.device)
     lane = Lanes.of(lanes[:, :count])
     stream.fed_at[lane.slots] = stream.num_steps
-    drafted = stream.tokens[:, lane.outputs]
-    stream.feed(lanes, count, end, rule)
-    drawn = stream.tokens[:, lane.outputs]
+    return NextStep(lanes, count, end, num_whole), stream.tokens[:, lane.outputs]
+
+
+@torch.inference_mode()
+def _confirm(
+    stream: Stream, step: NextStep, chosen: list[int], drafted: Tensor, verified: list[int]
+) -> list[list[bool]]:
+    """Return where draws differ from the drafts they replaced, (B, L)."""
+    outputs = Lanes.of(step.lanes[:, : step.num_fed]).outputs
+    drawn = stream.tokens[:, outputs]
     if len(verified) > 1:  # what is final in a row stays, though other rows are behind
-        final = (indices < torch.tensor(verified)[:, None]).to(drawn.device)
+        final = (torch.tensor(chosen) < torch.tensor(verified)[:, None]).to(drawn.device)
         drawn = torch.where(final, drafted, drawn)
-        stream.tokens[:, lane.outputs] = drawn
+        stream.tokens[:, outputs] = drawn
     return (drawn != drafted).cpu().numpy().tolist()
-
-
-def keep_within(scores: Tensor, drafts: Tensor, tolerance: float) -> Tensor:
-    """Return the best ids, or the drafts (B, L) where they are within log(tolerance) of the best.
-
-    Scores are (B, L, V) float32, log p + noise; a draft out of [0, V) never stays.
-    """
-    best = scores.amax(-1)
-    known = (drafts >= 0) & (drafts < scores.shape[-1])
-    score = scores.gather(-1, torch.where(known, drafts, 0)[..., None])[..., 0]
-    stays = known & (score >= best - math.log(tolerance))
-    return torch.where(stays, drafts, lowest_id_of(best, scores))
-
-
-def couple(
-    target: Tensor, source: Tensor, drafts: Tensor, draw: Draw, steps: Tensor, afresh: bool
-) -> Tensor:
-    """Turn drafts drawn from `source` into draws from `target`, changing as few as possible.
-
-    A draft x, (B, L) int64, is kept with probability min(1, target(x) / source(x)), else replaced
-    by a draw from max(0, target - source); out of [0, V) it never stays. Both are (B, L, V)
-    float32; a source of zeros stands for a draft that was not drawn. The noise is that of the steps
-    (L,) as well. Drawn `afresh`, what follows the first change has no regard to its draft.
-    """
-    size = target.shape[-1]
-    known = (drafts >= 0) & (drafts < size)
-    ids = torch.where(known, drafts, 0)[..., None]
-    certain = torch.zeros_like(source).scatter_(-1, ids, 1.0)
-    source = torch.where(source.sum(-1, keepdim=True) > 0, source, certain)
-    frames = draw.frames + (steps + 1) * _NOISE_STRIDE
-    noise = gumbel_noise(replace(draw, frames=frames), 0, size + 1)
-    uniform = torch.exp(-torch.exp(-noise[..., size]))
-    keep = known & (uniform * source.gather(-1, ids)[..., 0] < target.gather(-1, ids)[..., 0])
-    after = (~keep).cumsum(-1) - (~keep).long() > 0 if afresh else torch.zeros_like(keep)
-    residual = (target - source).clamp(min=0)
-    residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, target)  # uniform was 1
-    weights = torch.where(after[..., None], target, residual)
-    drawn = (weights.log() + noise[..., :size]).argmax(-1)
-    return torch.where(keep & ~after, drafts, drawn)
-
-
-@dataclass(frozen=True)
-class KeepWithin:
-    """The rule of `Tolerant`: a draft stays that f times its probability would have drawn.
-
-    Every draw of a place uses that place's noise g, so that is where p(draft) * exp(g(draft)) is at
-    least p(draw) * exp(g(draw)) / f (greedy: without g).
-    """
-
-    tolerance: float
-
-    def __call__(self, step: Step, logits: Tensor, lane: Lanes) -> Tensor:
-        low, draw = step.ranges.low, step.draw_of(lane)
-        scores = truncated_logits(logits, draw)
-        if step.sampling.temperature > 0:
-            scores = scores + gumbel_noise(draw, low, step.ranges.high)
-        drafts = step.buffers.tokens[:, lane.outputs] - low
-        return if_any_best(keep_within(scores, drafts, self.tolerance) + low, scores.amax(-1))
-
-
-class Coupling:
-    """The rule of `SpeculativeJacobi`: `couple`; it remembers what drafts were drawn from.
-
-    Lanes are consecutive, so of so many places no two meet in a step.
-    """
-
-    def __init__(self, stream: Stream, how: SpeculativeJacobi) -> None:
-        self.afresh, device = how.afresh, stream.tokens.device
-        shape = stream.batch_size, how.num_lanes, stream.ranges.high - stream.ranges.low
-        self.sources = torch.zeros(shape, device=device)
-        self.held = torch.full(shape[1:2], -2, device=device)  # the positions of their lanes
-
-    def __call__(self, step: Step, logits: Tensor, lane: Lanes) -> Tensor:
-        low, draw = step.ranges.low, step.draw_of(lane)
-        scores = truncated_logits(logits, draw)
-        drafts = step.buffers.tokens[:, lane.outputs] - low
-        target, at = scores.softmax(-1), lane.positions % len(self.held)
-        source = self.sources[:, at] * (self.held[at] == lane.positions)[:, None]
-        self.sources[:, at], self.held[at] = target, lane.positions
-        drawn = couple(target, source, drafts, draw, lane.steps, self.afresh) + low
-        return if_any_best(drawn, scores.amax(-1))
 
 
 def step_costs(stream: Stream) -> dict[int, float]:
@@ -374,7 +279,9 @@ def _dry_step(stream: Stream, num_lanes: int) -> float:
     before, seconds = (stream.num_steps, stream.num_fed, stream.fed_at.clone()), list[float]()
     for _ in range(REPEATS + 2):
         started = time.perf_counter()
-        _feed(stream, table, [0] * num_lanes, verified, None)
+        step, drafted = _ask(stream, table, [0] * num_lanes, 0)
+        stream.feed(step)
+        _confirm(stream, step, [0] * num_lanes, drafted, verified)
         seconds.append(time.perf_counter() - started)
     stream.num_steps, stream.num_fed, fed_at = before
     stream.fed_at.copy_(fed_at)

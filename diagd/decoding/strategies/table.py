@@ -2,11 +2,9 @@
 
     raster                            next-token prediction
     k=2  k=1,d=14  k=1/predecessor    diagonals: row_lag, frame_lag (frames overlap), row start
-    zipar=4  zipar-adaptive=4         ZipAR with that window, or with it at least
+    zipar=4                           ZipAR with that window
     exact  exact,lanes=32             raster's tokens in fewer steps of so many lanes
     jacobi  jacobi,lanes=96           the same without drafts ahead
-    tolerance=1.5                     a draft stays that 1.5 times its probability would draw
-    sjd  mc-sjd,lanes=96              speculative Jacobi decoding, and with maximal coupling
 
 Without lanes, `exact` and `jacobi` measure what a step costs; what they write does not depend on
 it. A new strategy is a class here and a line in `STRATEGIES`; one without a schedule also says how
@@ -16,29 +14,16 @@ it decodes (`generate_tokens.py`). Nothing here knows PyTorch, so commands refus
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, Field, dataclass, fields
-from decimal import Decimal
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from diagd.checks import check_at_least
+from diagd.checks import brief, check_at_least
 from diagd.decoding.schedule import DiagonalSchedule, RowStart, TokenGrid, check_row_start
 
-# The written tokens are raster's, or others of raster's distribution, or neither.
-Promise = Literal["tokens", "distribution", "no"]
+Promise = Literal["tokens", "no"]  # whether the written tokens are raster's
 _NUMBERS: dict[Any, tuple[str, type]] = {
     int: (r"\d+", int),
     int | None: (r"\d+", int),
-    float: (r"\d+(?:\.\d+)?", float),
 }
-
-
-class Conditions(NamedTuple):
-    """Where a strategy is to decode."""
-
-    temperature: float  # 0 is greedy
-    grid: TokenGrid | None = None  # of the frames; None where it is not known yet
-    batch_size: int = 1
-    replays: bool = False  # steps are compiled or captured
-    num_seam_tokens: int = 0  # between the halves of a frame's rows
 
 
 @dataclass(frozen=True)
@@ -52,8 +37,6 @@ class Strategy:
     word: ClassVar[str]  # that its name begins with
     examples: ClassVar[tuple[str, ...]] = ()  # names, for help and errors
     has_schedule: ClassVar[bool] = False  # all lanes are known before the first step
-    # draws depend on what earlier steps left outside of the stream, which no compiled step sees
-    remembers: ClassVar[bool] = False
     promise: ClassVar[Promise] = "no"  # compared with raster order under the same seed
 
     @property
@@ -61,8 +44,6 @@ class Strategy:
         text = self.word
         for one, prefix, _ in _spelled(type(self)):
             if (value := getattr(self, one.name)) != one.default:
-                if isinstance(value, float):
-                    value = f"{Decimal(repr(float(value))):f}".removesuffix(".0")
                 text += f"{prefix}{value}"
         return text
 
@@ -86,12 +67,8 @@ class Strategy:
         """Return the schedule of a grid, a `DiagonalSchedule` or another `Order`."""
         raise ValueError(f"{self} chooses its lanes on the way: it has no schedule")
 
-    def check(self, conditions: Conditions) -> None:
-        """Raise ValueError where it cannot decode so."""
-        if conditions.replays and self.remembers:
-            raise ValueError(
-                f"{self} needs backend eager or native: its steps go by what earlier ones drew from"
-            )
+    def check(self, grid: TokenGrid | None = None) -> None:
+        """Raise ValueError where it cannot decode frames of a grid, or of none that is known."""
 
 
 def _spelled(kind: type[Strategy]) -> Iterator[tuple[Field[Any], str, Any]]:
@@ -106,10 +83,10 @@ class Scheduled(Strategy):
 
     has_schedule = True
 
-    def check(self, conditions: Conditions) -> None:
+    def check(self, grid: TokenGrid | None = None) -> None:
         """Raise ValueError for lags that do not fit the grid, or fit none where it is unknown."""
-        if conditions.grid is not None:
-            self.schedule(conditions.grid)
+        if grid is not None:
+            self.schedule(grid)
         lags = [one.name for one, _, kind in _spelled(type(self)) if kind in _NUMBERS]
         check_at_least(self, **dict.fromkeys(lags, 1))
 
@@ -158,9 +135,6 @@ class ZipAR(Scheduled):
         return DiagonalSchedule(grid, self.window, row_start="spatial")
 
 
-LANES = 32  # where what is written depends on the lanes, so that it does not on the machine
-
-
 @dataclass(frozen=True)
 class Exact(Strategy):
     """Raster's tokens, whatever its options: they say how steps are spent.
@@ -195,81 +169,12 @@ class Jacobi(Exact):
     draft_width: ClassVar[int] = 3  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-@dataclass(frozen=True)
-class Tolerant(Strategy):
-    """`Exact`, but a draft stays that `tolerance` times its probability would have drawn.
-
-    A tolerance of 1 is exact. What is written depends on the lanes.
-    """
-
-    word, examples = "tolerance", ("tolerance=1.5",)
-    tolerance: Annotated[float, "="]
-    num_lanes: Annotated[int, ",lanes="] = LANES
-
-    def __post_init__(self) -> None:
-        check_at_least(self, num_lanes=1)
-        if not 1 <= self.tolerance < float("inf"):
-            raise ValueError(f"tolerance must be at least 1 and finite, got {self.tolerance}")
-
-    @property
-    def promise(self) -> Promise:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return "tokens" if self.tolerance == 1 else "no"
-
-
-@dataclass(frozen=True)
-class SpeculativeJacobi(Strategy):
-    """Speculative Jacobi decoding (arXiv:2410.01699); what is written depends on the lanes."""
-
-    word, examples = "sjd", ("sjd",)
-    promise = "distribution"
-    remembers = True  # what drafts were drawn from is remembered
-    afresh: ClassVar[bool] = True
-    num_lanes: Annotated[int, ",lanes="] = LANES
-
-    def __post_init__(self) -> None:
-        check_at_least(self, num_lanes=1)
-
-    def check(self, conditions: Conditions) -> None:
-        if conditions.temperature == 0:
-            raise ValueError(f"{self} needs a temperature above 0: greedy decoding draws nothing")
-        super().check(conditions)
-
-
-@dataclass(frozen=True)
-class CoupledJacobi(SpeculativeJacobi):
-    """Speculative Jacobi decoding with a maximal coupling (arXiv:2510.24211)."""
-
-    word, examples = "mc-sjd", ("mc-sjd",)
-    afresh = False
-
-
-@dataclass(frozen=True)
-class AdaptiveZipAR(Strategy):
-    """Rows in parallel, each started when its first token stands; frame by frame, one batch row."""
-
-    word, examples = "zipar-adaptive", ("zipar-adaptive=4",)
-    remembers = True  # what waits is drawn again from the newest probabilities
-    window: Annotated[int, "="]  # tokens of the row above, before a row's first is drawn
-
-    def check(self, conditions: Conditions) -> None:
-        ZipAR(self.window).check(conditions)
-        if conditions.batch_size > 1:
-            raise ValueError(f"{self} decodes one batch row, got {conditions.batch_size}")
-        if conditions.num_seam_tokens:
-            raise ValueError(f"{self} decodes frames of one image, these have two")
-        super().check(conditions)
-
-
 STRATEGIES: tuple[type[Strategy], ...] = (
     Raster,
     Diagonal,
     ZipAR,
-    AdaptiveZipAR,
     Exact,
     Jacobi,
-    Tolerant,
-    SpeculativeJacobi,
-    CoupledJacobi,
 )
 
 
@@ -278,8 +183,15 @@ def parse_strategy(text: str) -> Strategy:
     for kind in STRATEGIES:
         if (strategy := kind.read(text)) is not None:
             return strategy
+    refuse_removed(text)
     *others, last = (name for kind in STRATEGIES for name in kind.examples)
     raise ValueError(f"a strategy looks like {', '.join(others)} or {last}, got {text!r}")
+
+
+def refuse_removed(text: str) -> None:
+    """Refuse, with a ValueError, the strategies of files that earlier versions saved."""
+    if re.match(r"(sjd|mc-sjd|tolerance|zipar-adaptive)\b", text):
+        raise ValueError(f"strategy {text} was removed, runs/rivals.py measures it: use exact")
 
 
 def parse_strategies(texts: Iterable[str]) -> list[Strategy]:
@@ -296,4 +208,4 @@ def as_strategy(value: Strategy | DiagonalSchedule | str) -> Strategy:
         case Strategy():
             return value
         case _:
-            raise ValueError(f"a strategy must be a name, got {str(value)[:40]}")
+            raise ValueError(f"a strategy must be a name, got {brief(value, 40)}")

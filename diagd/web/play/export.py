@@ -99,7 +99,6 @@ def pack(options: WorldFlags) -> dict[str, bytes]:
         # by which a browser knows whether it has them
         "version": f"{zlib.crc32(b''.join([packed, *gpu.values()])):08x}",
         "gpu": bool(gpu),
-        "actions": codec.names,
         "written_at": [steps_of_frame(order) for order in play.orders],
     }
     card = source.folder / CARD_FILE

@@ -124,7 +124,7 @@ class Player:
                     begun = self.scenes[scene]
                 else:
                     raise ValueError(f"scene must be in [0, {len(self.scenes)}), got {scene}")
-                self.begin(SessionLog(begun.frames, begun.actions, seed))
+                self.begin(SessionLog(begun.frames, begun.actions, seed, name=begun.name))
             case Pause(paused):
                 self.paused = paused
             case Record(on):
@@ -213,7 +213,7 @@ class Player:
             act, controls = self.keys.next(), self.controls
         tokens = session.advance(act.action, controls)
         if expected:
-            self.differing += expected.checksum != session.history[-1].checksum
+            self.differing += expected.checksum not in (None, session.history[-1].checksum)
         self.due = max(self.due + float(1 / self.fps), monotonic()) if self.paced else 0.0
         return tokens, {
             "action": act.action,

@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from diagd.web.play.messages import MAX_MESSAGE_BYTES, pack, parse
 from diagd.web.play.options import PlayOptions, WorldFlags
 from diagd.web.play.player import MAX_UPLOAD_BYTES, Player, to_jpeg, to_mp4
 from diagd.web.play.scheduler import TRY_LATER, WRONG, Scheduler
-from diagd.web.play.session import Controls, Session, SessionLog, load_log, save_log
+from diagd.web.play.session import Controls, Session, SessionLog, load_log, name_of, save_log
 from diagd.web.play.welcome import opening
 
 logger = logging.getLogger("diagd.play")
@@ -164,7 +165,9 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
         player = _player(scheduler.players, name)
         async with _upload(player, request, MAX_UPLOAD_BYTES) as data:
             async with decoders:
-                frames = await decode_upload(data, context_frames, *world.frame_size_px)
+                fit, fps = world.tokenizer.fit_frames, world.defaults.fps
+                size_px = world.frame_size_px
+                frames = await decode_upload(data, context_frames, *size_px, fps, fit)
             seen = world.tokenizer, source.folder, frames[-1]
             notes = await asyncio.to_thread(likeness_notes, *seen)
             actions = (player.keys.idle,) * (len(frames) - 1)  # a clip has none of its own
@@ -172,12 +175,12 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
         return {"frames": len(frames), "notes": notes}
 
     @app.post("/sessions/{name}/replay")
-    async def replay(name: str, request: Request) -> dict[str, int]:
+    async def replay(name: str, request: Request) -> dict[str, Any]:
         player = _player(scheduler.players, name)
         async with _upload(player, request, MAX_SESSION_BYTES) as data:
-            saved = await asyncio.to_thread(load_log, data, world)
+            saved = await asyncio.to_thread(load_log, data, world, scheduler.scenes)
             scheduler.begin(player, saved)
-        return {"frames": len(saved.history)}
+        return {"frames": len(saved.history), "scene": saved.name}
 
     @app.get("/sessions/{name}/session.json")
     async def session(name: str) -> Response:
@@ -186,7 +189,7 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
         log = begun.log if (begun := player.session) else player.past
         if log is None:
             raise HTTPException(409, "the dream has not begun yet")
-        data = await asyncio.to_thread(save_log, log, Path(source.name_or_path).name)
+        data = await asyncio.to_thread(save_log, log, name_of(world))
         return _download(data, "application/json", "dream.json")
 
     @app.get("/sessions/{name}/video.mp4")
@@ -209,7 +212,7 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
             except ValueError as error:
                 raise HTTPException(409, str(error)) from None
         if name not in found:
-            raise HTTPException(404, "there is no such file")
+            raise HTTPException(404, "no such file")
         return Response(found[name], media_type=TYPES.guess_type(name)[0])
 
     @app.websocket("/play")
@@ -236,6 +239,7 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
 async def _send(socket: WebSocket, player: Player) -> None:
     """Send what is in the outbox, until a note closes the socket; nobody else writes to it."""
     while True:
+        await asyncio.sleep(0)  # a line that broke is heard of, before more is written to it
         note = await player.outbox.get()
         started = time.perf_counter()
         if note.picture is not None:
@@ -296,14 +300,23 @@ def _download(data: bytes, media_type: str, name: str) -> Response:
     return Response(data, media_type=media_type, headers=headers)
 
 
-async def decode_upload(data: bytes, keep: int, height_px: int, width_px: int) -> Tensor:
+async def decode_upload(
+    data: bytes,
+    keep: int,
+    height_px: int,
+    width_px: int,
+    fps: float = 0,
+    fit: Callable[..., Tensor] = resize,
+) -> Tensor:
     """Decode an image, or the last `keep` of a clip's first frames, in a child process (`DECODER`).
 
-    Returns (T, height_px, width_px, 3) uint8; ValueError if it is slow, damaged or of another kind.
+    `fps`: read a clip of more frames a second at this rate. Returns (T, height_px, width_px, 3)
+    uint8, scaled by `fit`; ValueError if it is slow, damaged or of another kind.
     """
     here = Path.cwd()  # what lies in the current folder must not pass for a library
     found = [path for path in sys.path if path and Path(path).resolve() != here]
-    limits, pipe = (MAX_UPLOAD_FRAMES, keep, MAX_UPLOAD_PIXELS), asyncio.subprocess.PIPE
+    found.append(str(Path(__file__).parents[3]))  # diagd's own, if that is where it lies: the last
+    limits, pipe = (MAX_UPLOAD_FRAMES, keep, MAX_UPLOAD_PIXELS, fps), asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", str(DECODER), *map(str, limits)),
         **dict.fromkeys(("stdin", "stdout", "stderr"), pipe),
@@ -325,11 +338,11 @@ async def decode_upload(data: bytes, keep: int, height_px: int, width_px: int) -
         raise ValueError(f"this server cannot decode pictures ({reason[:200]})")
     if child.returncode:
         raise ValueError("the file could not be decoded (it needed too much memory or time)")
-    return await asyncio.to_thread(_fit, out, height_px, width_px)
+    return await asyncio.to_thread(_fit, out, partial(fit, height_px=height_px, width_px=width_px))
 
 
-def _fit(raw: bytes, height_px: int, width_px: int) -> Tensor:
+def _fit(raw: bytes, fit: Callable[[Tensor], Tensor]) -> Tensor:
     line, _, pixels = raw.partition(b"\n")
     shape = (*map(int, line.split()), 3)
     frames = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(shape)
-    return torch.cat([resize(frame[None], height_px, width_px) for frame in frames])
+    return torch.cat([fit(frame[None]) for frame in frames])

@@ -5,11 +5,13 @@ import contextlib
 import dataclasses
 import math
 import zlib
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
-from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, TypeAdapter
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -18,11 +20,13 @@ from diagd.decoding.schedule import Order, TokenGrid
 from diagd.decoding.strategies.table import Diagonal, Strategy, as_strategy
 from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.scenes import StartScene
 from diagd.web.guard import STRICT, read_json
 
 MAX_SEED = 2**32  # JavaScript holds it exactly
 MAX_FRAMES = 20_000  # of a session: forty minutes at the pace of the bundled world
 MAX_START_FRAMES = 64
+FORMAT = "diagd-dream-2"  # of saved dreams: dream.js has it, too
 
 Action = Annotated[str, Field(max_length=200)]
 StrategyByName = Annotated[Strategy, PlainValidator(as_strategy), PlainSerializer(str)]  # in JSON
@@ -46,11 +50,12 @@ class Controls:
 
 @dataclass(frozen=True, config=STRICT)
 class FrameRecord:
-    """One generated frame: what was chosen for it, and the CRC-32 of its tokens."""
+    """One generated frame: what was chosen for it, and the CRC-32 of its tokens if it is known."""
 
     action: Action
     controls: Controls
-    checksum: int
+    checksum: int | None = None
+    engine: Annotated[str | None, Field(max_length=20)] = None  # webgpu: a browser's, which rounds
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,6 +66,7 @@ class SessionLog:
     actions: tuple[str, ...]  # the m - 1 between them
     seed: int  # of its draws, in [0, MAX_SEED)
     history: tuple[FrameRecord, ...] = ()  # of the frames that it generated
+    name: str | None = None  # of the scene that it begins with; None: a picture of one's own
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < MAX_SEED:
@@ -76,7 +82,7 @@ class Session:
         self.history: list[FrameRecord] = []
         self.num_steps = 0  # of the newest frame
         # the step that wrote each of its tokens, in raster order; of exact decoding, made it final
-        self.written_at: tuple[int, ...] = ()  # of zipar-adaptive, which tells none, nothing
+        self.written_at: tuple[int, ...] = ()
 
     @property
     def log(self) -> SessionLog:
@@ -117,6 +123,12 @@ def checksum_of(tokens: Tensor) -> int:
     return zlib.crc32(tokens.cpu().numpy().astype("<i4").tobytes())
 
 
+def _read_format(name: str) -> str:
+    if name != FORMAT:
+        raise ValueError(f"expected {FORMAT!r}, got {name[:40]!r} (of another version of diagd)")
+    return name
+
+
 @dataclass(frozen=True, config=STRICT)
 class SavedStart:
     """The start frames: their shape, and base64 of their deflated bytes."""
@@ -127,44 +139,69 @@ class SavedStart:
 
 
 @dataclass(frozen=True, config=STRICT)
-class SavedSession:
+class SavedDream:
+    """A dream as servers and browsers (dream.js) save it, of a scene or of frames of its own."""
+
+    format: Annotated[str, AfterValidator(_read_format)]
     model: str
     seed: int
-    start: SavedStart
     frames: Annotated[tuple[FrameRecord, ...], Field(max_length=MAX_FRAMES)]
-    format: Literal["diagd-session-2"] = "diagd-session-2"
+    start: SavedStart | None = None  # of a picture of one's own; else
+    scene: str | None = None  # one of the world's, by its name
 
 
-_SAVED = TypeAdapter(SavedSession)
+_SAVED = TypeAdapter(SavedDream)
 
 
 def save_log(log: SessionLog, model: str) -> bytes:
-    pixels = base64.b64encode(zlib.compress(log.frames.numpy().tobytes())).decode()
-    start = SavedStart(list(log.frames.shape), pixels, list(log.actions))
-    return _SAVED.dump_json(SavedSession(model, log.seed, start, log.history))
+    start = None
+    if log.name is None:
+        pixels = base64.b64encode(zlib.compress(log.frames.numpy().tobytes())).decode()
+        start = SavedStart(list(log.frames.shape), pixels, list(log.actions))
+    saved = SavedDream(FORMAT, model, log.seed, log.history, start, log.name)
+    return _SAVED.dump_json(saved, exclude_none=True)
 
 
-def load_log(data: bytes | str, world: VideoGenerator) -> SessionLog:
+def load_log(
+    data: bytes | str, world: VideoGenerator, scenes: Sequence[StartScene] = ()
+) -> SessionLog:
     """Read what `save_log` wrote, or anybody; ValueError for what is bad or does not fit."""
     saved = read_json(_SAVED, data, "saved dream")
-    start, (height_px, width_px) = saved.start, world.frame_size_px
-    count, *shown = start.shape
+    assert world.vocabulary is not None
+    for action in {record.action for record in saved.frames}:
+        world.vocabulary.tokens_of(action)
+    for controls in {record.controls for record in saved.frames}:
+        world.check(controls.strategy, controls.sampling(world))
+    if saved.start is not None:
+        frames, actions = _read_start(saved.start, world)
+        return SessionLog(frames, actions, saved.seed, saved.frames)
+    if saved.model != name_of(world):
+        raise ValueError(f"a dream of the world {saved.model[:40]!r}, not of {name_of(world)!r}")
+    scene = next((one for one in scenes if one.name == saved.scene), None)
+    if scene is None:
+        raise ValueError(f"the dream begins with a scene that is not here: {saved.scene!r:.40}")
+    return SessionLog(scene.frames, scene.actions, saved.seed, saved.frames, scene.name)
+
+
+def name_of(world: VideoGenerator) -> str:
+    return Path(world.source.name_or_path).name if world.source else ""
+
+
+def _read_start(start: SavedStart, world: VideoGenerator) -> tuple[Tensor, tuple[str, ...]]:
+    (count, *shown), size_px = start.shape, world.frame_size_px
     if not 1 <= count <= MAX_START_FRAMES:
         raise ValueError(f"a saved dream starts with 1 to {MAX_START_FRAMES} frames, got {count}")
-    if shown != [height_px, width_px, 3]:
+    if shown != [*size_px, 3]:
         raise ValueError(
             f"the saved dream has frames of {shown[0]}x{shown[1]} pixels, "
-            f"this model {height_px}x{width_px}"
+            f"this model {size_px[0]}x{size_px[1]}"
         )
     if len(start.actions) != count - 1:
         raise ValueError(f"the saved dream's start needs {count - 1} actions")
     assert world.vocabulary is not None
-    for action in {*start.actions, *(record.action for record in saved.frames)}:
+    for action in start.actions:
         world.vocabulary.tokens_of(action)
-    for controls in {record.controls for record in saved.frames}:
-        world.check(controls.strategy, controls.sampling(world))
-    frames = _inflate(start.pixels, start.shape)
-    return SessionLog(frames, tuple(start.actions), saved.seed, saved.frames)
+    return _inflate(start.pixels, start.shape), tuple(start.actions)
 
 
 def _inflate(text: str, shape: list[int]) -> Tensor:

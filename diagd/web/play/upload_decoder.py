@@ -1,21 +1,22 @@
 """A child process that decodes one upload: FFmpeg is large, and reads what strangers send.
 
-    python upload_decoder.py MAX_FRAMES KEEP MAX_PIXELS < clip > frames
+    python upload_decoder.py MAX_FRAMES KEEP MAX_PIXELS FPS < clip > frames
 
 By the time they do, it may open no file and no socket and has a limit on CPU time and, on Linux,
 memory; on Windows only its parent's clock runs. It writes a line, `T H_px W_px`, then the last KEEP
-frames as RGB bytes; for a bad upload, a line on stderr and exit code 2.
+of the first MAX_FRAMES frames as RGB bytes, read at FPS if there are more a second; for a bad
+upload, a line on stderr and exit code 2.
 """
 
 import io
 import os
 import sys
 from collections import deque
-from itertools import islice
+from itertools import takewhile
 
 import av
-import numpy as np
-from av.error import FFmpegError
+
+from diagd.data.frames import Pixels, opened
 
 CPU_SECONDS = 20
 MEMORY_BYTES = 3 * 2**30  # of address space, libraries included
@@ -24,10 +25,6 @@ DOT = (  # a PNG of one pixel
     b"\x00\x00\x00\nIDATx\x9cc`\x00\x00\x00\x02\x00\x01H\xaf\xa4q\x00\x00\x00\x00IEND\xaeB`\x82"
 )
 SIGNATURES = (  # bytes at an offset -> FFmpeg's name of the container, which names no other file
-    (0, b"\x89PNG\r\n\x1a\n", "png_pipe"),
-    (0, b"\xff\xd8\xff", "jpeg_pipe"),
-    (8, b"WEBP", "webp_pipe"),
-    (0, b"BM", "bmp_pipe"),
     (4, b"ftyp", "mov"),
     (0, b"\x1aE\xdf\xa3", "matroska"),
 )
@@ -38,33 +35,20 @@ def container_of(data: bytes) -> str:
     for offset, signature, name in SIGNATURES:
         if data[offset : offset + len(signature)] == signature:
             return name
-    raise ValueError("expected a PNG, JPEG, WebP or BMP image, or an mp4, mov, webm or mkv clip")
+    raise ValueError(
+        "expected a PNG, JPEG, WebP or BMP image, or the like, or a GIF, mp4, mov, webm or mkv "
+        "clip, got another kind, or a damaged file"
+    )
 
 
-def decode(data: bytes, max_frames: int, keep: int, max_pixels: int) -> list[np.ndarray]:
+def decode(
+    data: bytes, max_frames: int, keep: int, max_pixels: int, fps: float | None = None
+) -> list[Pixels]:
     """Decode at most `max_frames` frames and return the last `keep`, or raise ValueError."""
-    frames: deque[np.ndarray] = deque(maxlen=keep)
-    try:
-        with av.open(io.BytesIO(data), "r", format=container_of(data)) as container:
-            if not container.streams.video:
-                raise ValueError("the file holds no picture")
-            stream = container.streams.video[0]
-            if stream.codec_context is None:
-                raise ValueError("the clip's codec is not known here")
-            _check_size(stream.codec_context.width, stream.codec_context.height, max_pixels)
-            stream.codec_context.options = {"max_pixels": str(max_pixels), "threads": "1"}
-            for frame in islice(container.decode(stream), max_frames):
-                _check_size(frame.width, frame.height, max_pixels)
-                pixels = frame.to_ndarray(format="rgb24")
-                frames.append(np.rot90(pixels, round(frame.rotation / 90)))  # upright
-    except (FFmpegError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"the file is damaged: {reason}") from None
-    if not frames:
-        raise ValueError("the file holds no picture")
-    if len({frame.shape for frame in frames}) > 1:
-        raise ValueError("the clip changes its size on the way")
-    return list(frames)
+    with opened(io.BytesIO(data), "the file", max_pixels, container_of) as shown:
+        numbers = shown.times.numbers(shown.times.slower(fps) if fps else None)
+        first = takewhile(lambda number: number < max_frames, numbers)
+        return list(shown.frames(deque(first, maxlen=keep)))
 
 
 def lock_up() -> None:
@@ -81,27 +65,22 @@ def lock_up() -> None:
     os.nice(10)  # those who play go first
 
 
-def _check_size(width_px: int, height_px: int, max_pixels: int) -> None:
-    if width_px * height_px > max_pixels:
-        raise ValueError(
-            f"the picture may have {max_pixels / 1e6:.0f} megapixels, it has {height_px}x{width_px}"
-        )
-
-
 def main() -> None:
-    limits = [int(argument) for argument in sys.argv[1:]]
+    max_frames, keep, max_pixels = map(int, sys.argv[1:4])
     data = sys.stdin.buffer.read()
-    decode(DOT, 1, 1, 2**16)  # PyAV imports some of its modules only now
+    decode(DOT, 1, 1, 2**16)  # Pillow and PyAV import some of their modules only now
+    with av.open(io.BytesIO(DOT), "r", format="png_pipe") as container:
+        next(container.decode(video=0)).to_ndarray(format="rgb24")
     lock_up()
     try:
-        frames = decode(data, *limits)
+        frames = decode(data, max_frames, keep, max_pixels, float(sys.argv[4]))
     except ValueError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
     height_px, width_px = frames[0].shape[:2]
     sys.stdout.buffer.write(f"{len(frames)} {height_px} {width_px}\n".encode())
     for frame in frames:
-        sys.stdout.buffer.write(np.ascontiguousarray(frame).tobytes())
+        sys.stdout.buffer.write(frame.tobytes())
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The description of a world that a page gets before the first frame: scenes, actions, settings."""
 
 from collections.abc import Iterable, Sequence
-from itertools import product
-from pathlib import Path
+from dataclasses import replace
+from itertools import chain, count, product
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,7 +14,7 @@ from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import StartScene, folder_scenes, model_scenes
 from diagd.pipeline.world_folder import WorldSource
 from diagd.web.play.options import WorldFlags
-from diagd.web.play.session import MAX_SEED, Controls
+from diagd.web.play.session import MAX_SEED, Controls, name_of
 
 
 def opening(world: VideoGenerator, flags: WorldFlags) -> tuple[Controls, int, list[StartScene]]:
@@ -38,7 +38,17 @@ def opening(world: VideoGenerator, flags: WorldFlags) -> tuple[Controls, int, li
     scenes += model_scenes(folder, world, context_frames)
     if not scenes:
         raise ValueError(f"nowhere to start: {folder} has no prompt.mp4, name a folder by --scenes")
-    return controls, context_frames, scenes
+    return controls, context_frames, with_own_names(scenes)
+
+
+def with_own_names(scenes: Iterable[StartScene]) -> list[StartScene]:
+    """Number those of a name that was there before: a saved dream finds its scene by its name."""
+    named: dict[str, StartScene] = {}
+    for scene in scenes:
+        numbered = (f"{scene.name} {number}" for number in count(2))
+        name = next(one for one in chain([scene.name], numbered) if one not in named)
+        named[name] = replace(scene, name=name)
+    return list(named.values())
 
 
 def describe(
@@ -60,8 +70,8 @@ def describe(
         ],
         "controls": controls.settings(),
         "fps": float(scenes[0].fps),
-        "model": Path(world.source.name_or_path).name if world.source else None,
-        "remembers": world.remembers or world.config.frames_held,
+        "model": name_of(world),
+        "actions": world.vocabulary.names,
         "keyboard": keyboard_of(world.vocabulary),
         "scenes": [scene.name for scene in scenes],
         "max_seed": MAX_SEED,

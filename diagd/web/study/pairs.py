@@ -6,7 +6,6 @@ pairs/k=1/pair_000.mp4      pairs/k=1/pair_000.jsonl
 
 import hashlib
 import io
-import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,16 +16,16 @@ import av
 import torch
 from av.bitstream import BitStreamFilterContext
 
+from diagd.backends.names import Backend
 from diagd.console import track
 from diagd.data.actions import ActionCodec, idle_action, split_actions, write_actions
 from diagd.data.video import read_video, write_video
-from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.table import Conditions, Strategy
+from diagd.decoding.strategies.table import Strategy
 from diagd.families.checkpoints import find_model
 from diagd.families.clip_files import ClipFile, find_clips
-from diagd.files import read_json_object, require_folder, write_json
+from diagd.files import parse_object, read_json_object, read_lines, require_folder, write_json
 from diagd.pipeline.generator import VideoGenerator
-from diagd.pipeline.world_folder import WorldSource
+from diagd.pipeline.world_folder import WorldSource, check_strategy, decide
 from diagd.web.study.options import StudyOptions
 
 PLAYABLE_CODECS = ("h264", "vp9", "av1")  # what browsers play in an mp4
@@ -129,9 +128,9 @@ def _read_actions(path: Path, num_frames: int) -> ClipActions:
     if not path.is_file():
         return None
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        actions = tuple(json.loads(line)["action"] for line in lines)
-    except (ValueError, KeyError, TypeError):
+        lines = read_lines(path, "action file")
+        actions = tuple(parse_object(line)["action"] for line in lines)
+    except (ValueError, KeyError):
         actions = ()
     if len(actions) != num_frames or not all(isinstance(action, str) for action in actions):
         raise ValueError(f'{path}: expected {num_frames} lines {{"action": NAME}}, one a frame')
@@ -162,11 +161,10 @@ def make_pairs(options: StudyOptions) -> list[str]:
     systems = options.parsed_systems()
     for _, model, strategy in systems:
         found = find_model(model)
-        grid = TokenGrid(1, found.config.grid_height, found.config.grid_width)
-        strategy.check(Conditions(found.family.defaults(found).temperature, grid))
-    _remember(options)
-    for name, model, strategy in systems:
-        world = VideoGenerator.from_pretrained(model)
+        check_strategy(found, strategy)
+    backends = _remember(options)
+    for name, model, strategy in systems:  # the same on any machine
+        world = VideoGenerator.from_pretrained(model, dtype="float32", backend=backends[name])
         for number in track(range(options.make), name):
             target = options.pairs / name / f"pair_{number:03d}.mp4"
             if not target.exists():
@@ -174,8 +172,11 @@ def make_pairs(options: StudyOptions) -> list[str]:
     return [name for name, *_ in systems]
 
 
-def _remember(options: StudyOptions) -> None:
-    """Write the options down; where there are pairs of others, but for their number, refuse."""
+def _remember(options: StudyOptions) -> dict[str, Backend]:
+    """Write the options down; where there are pairs of others, but for their number, refuse.
+
+    Returns the backend of each system, which timings chose when the pairs were begun.
+    """
     made: dict[str, Any] = {
         **{name: getattr(options, name) for name in ("model", "frames", "context_frames", "seed")},
         "systems": list(options.strategy),
@@ -184,11 +185,17 @@ def _remember(options: StudyOptions) -> None:
     }
     path = options.pairs / "made.json"
     is_begun = path.is_file() and any(options.pairs.glob("*/pair_*.mp4"))
-    if is_begun and read_json_object(path) != made:
+    known = read_json_object(path) if is_begun else made
+    backends: dict[str, Backend] | None = known.pop("backends", None)
+    if backends is None:
+        systems, cpu = options.parsed_systems(), torch.device("cpu")
+        backends = {name: decide(model, cpu, "float32", "auto")[1] for name, model, _ in systems}
+    if known != made:
         raise ValueError(
             f"{options.pairs} holds pairs made with other options ({path}): choose another"
         )
-    write_json(path, made, indent=1)
+    write_json(path, {**made, "backends": backends}, indent=1)
+    return backends
 
 
 def _make_clip(
@@ -210,10 +217,9 @@ def _make_clip(
         actions += _walk(codec, options.frames, draw)
     between, coming = split_actions(actions, seen)
     generated = world.generate(
-        frames,
+        world.read_prompt(frames, between),
         coming,
         options.frames,
-        context_actions=between,
         strategy=strategy,
         seed=options.seed + number,
     )

@@ -127,7 +127,7 @@ def study_server(
     @app.get("/media/{media_id}")
     def media(media_id: str) -> Response:
         if (found := store.video(media_id)) is None:
-            raise HTTPException(404, "there is no such video")
+            raise HTTPException(404, "no such video")
         system, clip = found
         try:
             return Response(playable(pairs.folder / system / f"{clip}.mp4"), media_type="video/mp4")

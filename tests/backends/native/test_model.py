@@ -13,9 +13,9 @@ import torch
 from diagd.backends.native import boundary
 from diagd.backends.native.model import NativeModel
 from diagd.backends.prepare import prepare
-from diagd.decoding.engine import Lanes, Step
+from diagd.decoding.engine import Lanes
 from diagd.decoding.generate_tokens import generate_tokens
-from diagd.decoding.model import Buffers, ModelWrapper
+from diagd.decoding.model import Buffers, ModelWrapper, Step, StepFunction
 from diagd.decoding.sampling import Draw, SamplingOptions, ValidRanges
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.models.attention import SlotRule
@@ -142,6 +142,12 @@ def test_arguments_that_do_not_fit_are_refused_before_memory_is_touched(changes,
         native.forward(**{**step, **changes}, cache=native.make_cache(1, 5))
 
 
+def fused(native: NativeModel, step: Step) -> StepFunction:
+    run = native.make_step(step)
+    assert run is not None
+    return run
+
+
 def step_of(native: NativeModel, ranges: ValidRanges | None = None, **changes: Any) -> Step:
     """A step over two rows and five slots."""
     memory = {
@@ -152,7 +158,7 @@ def step_of(native: NativeModel, ranges: ValidRanges | None = None, **changes: A
         "cache": native.make_cache(2, 5),
     }
     ranges = ranges or ValidRanges(3, 50, torch.tensor([3, 50]).repeat(2, 3, 1))
-    return Step(native, Buffers(**{**memory, **changes}), SamplingOptions(), ranges)
+    return Step(Buffers(**{**memory, **changes}), SamplingOptions(), ranges)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +185,7 @@ def test_memory_that_does_not_fit_a_fused_step_is_refused(changes, message):
 def test_a_fused_step_out_of_range_writes_no_token(field, wrong):
     native = NativeModel(tiny_model())
     step = step_of(native)
-    run, lanes, tokens = native.make_step(step), torch.zeros(8, 2).long(), step.buffers.tokens
+    run, lanes, tokens = fused(native, step), torch.zeros(8, 2).long(), step.buffers.tokens
     run(lanes, 5)
     assert tokens.count_nonzero() == 2  # one a row
     tokens.zero_()
@@ -209,7 +215,7 @@ def test_a_step_of_one_lane_is_fused_whatever_its_stride():
 def test_lanes_that_do_not_fit_are_refused(lanes):
     native = NativeModel(tiny_model())
     with pytest.raises(ValueError, match="lanes must be"):
-        native.make_step(step_of(native))(lanes, 5)
+        fused(native, step_of(native))(lanes, 5)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory so")
@@ -229,6 +235,47 @@ def test_a_step_without_memory_for_it_is_an_error(weights):
             native.forward(tokens, lanes, lanes, rule, cache, 1)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def whole_frame(native):
+    lanes, visible = torch.arange(15), torch.ones(15, 15, dtype=torch.bool).tril()
+    return native.forward(lanes[None], lanes, lanes, visible, native.make_cache(1, 15))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory so")
+def test_a_step_without_memory_for_threads_is_an_error_and_the_next_one_works(monkeypatch):
+    import resource
+
+    native = NativeModel(tiny_model())
+    expected = whole_frame(native)
+    monkeypatch.setattr(NativeModel, "num_threads", 64)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + 2**26, limits[1]))  # stacks take 2**23 each
+    try:
+        with pytest.raises(MemoryError, match=r"^no memory for 15 lanes over 15 slots$"):
+            whole_frame(native)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert whole_frame(native).equal(expected)
+
+
+def test_more_lanes_than_int32_counts_in_chunks_are_a_step():
+    lanes = torch.arange(15)
+    native = NativeModel(tiny_model())
+    tokens, visible = torch.ones(8200, 15, dtype=torch.int64), torch.eye(15, dtype=torch.bool)
+    logits = native.forward(tokens, lanes, lanes, visible, native.make_cache(8200, 15), 1)
+    assert logits[0].equal(logits[-1])
+
+
+def test_heads_and_steps_beyond_the_machine_are_refused_in_a_line(monkeypatch):
+    with pytest.raises(ValueError, match=r"and heads of at most 8192 numbers, got 8194$"):
+        NativeModel(tiny_model(head_dim=8194, num_heads=1, num_kv_heads=1))
+    native, lanes = NativeModel(tiny_model()), torch.arange(2**17)
+    monkeypatch.setattr(NativeModel, "num_threads", 2**20)
+    rule, cache = SlotRule(lanes, lanes[:1], lanes[:1]), native.make_cache(1, 1)
+    with pytest.raises(ValueError, match=r"^a step of 1 x 131072 lanes would take [\d,.]+ GB"):
+        native.forward(lanes[None], lanes, lanes, rule, cache)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
@@ -324,5 +371,5 @@ def test_a_wrapper_hands_on_the_fused_step_unless_it_feeds_or_draws_otherwise():
 
     native = NativeModel(tiny_model())
     step = step_of(native)
-    assert ModelWrapper(native).make_step(step) != step.run
-    assert Own(native).make_step(step) == step.run
+    assert ModelWrapper(native).make_step(step) is not None
+    assert Own(native).make_step(step) is None

@@ -126,7 +126,9 @@ def test_attention_trains_on_no_more_threads_than_may_be_used(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
     monkeypatch.setattr(trained_attention, "_most_threads", lambda: 2)
     calls = []
-    library: Any = SimpleNamespace(attend_forward=lambda record: calls.append(record._obj.threads))
+    library: Any = SimpleNamespace(
+        attend_forward=lambda record: calls.append(record._obj.threads) or 0
+    )
     states = torch.zeros(1, 4, 1, 32, dtype=torch.bfloat16)
     mask = trained_attention.trained_mask(torch.ones(4, 4, dtype=torch.bool))
     trained_attention.run_forward(library, states, states, states, *mask)

@@ -36,8 +36,8 @@ from diagd.backends.triton import model as with_kernels
 from diagd.backends.triton.attention import attend_slots, rotate_and_store
 from diagd.backends.triton.model import Kernels
 from diagd.backends.triton.sampling import draw
-from diagd.decoding.engine import Step
-from diagd.decoding.model import CausalModel
+from diagd.decoding.engine import run_step
+from diagd.decoding.model import CausalModel, Step
 from diagd.decoding.sampling import SamplingOptions, ValidRanges
 from diagd.families.presets import PRESETS
 from diagd.models.transformer import Transformer
@@ -122,10 +122,12 @@ class Inductor:
         lowering: Any = GraphLowering
         lowering.compile_to_module = stop
 
-    def launches(self, step: Step, lanes: Tensor, num_slots: int) -> dict[str, int]:
+    def launches(
+        self, model: CausalModel, step: Step, lanes: Tensor, num_slots: int
+    ) -> dict[str, int]:
         """Compile a step as backend `compiled-graph` does; return launches by who wrote them."""
         with contextlib.suppress(Stopped):
-            compile_for_one_shape(Step.run)(step, lanes, num_slots)
+            compile_for_one_shape(run_step)(model, step, lanes, num_slots)
         body = self.code[self.code.index("def call(") :]
         own = re.findall(r"= torch\.ops\.diagd\.(\w+)\.default\(", body)
         return {
@@ -180,9 +182,9 @@ def main(preset: str, lanes: int, slots: int, capability: int) -> None:
             model: CausalModel = with_kernels.TritonModel(merge_linears(plain, pack=False))
             space = model.make_buffers(1, slots + 1, None)
             ranges = ValidRanges(0, config.image_vocab_size, None)
-            step = Step(model, space, SamplingOptions(1.0, top_p=0.8), ranges)
+            step = Step(space, SamplingOptions(1.0, top_p=0.8), ranges)
             packed = torch.zeros(8, lanes, dtype=torch.int64, device="cuda")
-            counts.append(compiler.launches(step, packed, slots))
+            counts.append(compiler.launches(model, step, packed, slots))
     whole = {
         who: counts[0][who] + (config.num_layers - 2) * (counts[1][who] - counts[0][who])
         for who in counts[0]

@@ -91,7 +91,7 @@ def test_tokens_are_those_of_pytorch_beyond_a_full_context(strategy, sampling):
 def test_strategies_take_turns_in_sliding_layers(small_tiles):
     """One runs a frame in one submission, the other step by step with a mask from here, for which
     it has to know which position stands in each slot."""
-    decoded, strategies = [], ("k=1", "sjd", "k=1")
+    decoded, strategies = [], ("k=1", "exact", "k=1")
     for prepared in (on_webgpu, lambda model: model):
         model = prepared(tiny_model(**KINDS["sliding"]))
         sampling = SamplingOptions(1.0, valid_range=(3, 44))

@@ -16,6 +16,7 @@ ACTIONS = {"none": 0, "left": 1, "right": 2, "up": 3}
 TOO_MANY = {"none": 0, "left": 7}
 NOT_FIRST = {"left": 1, "none": 0}
 LISTED = ["none", "left"]
+NUMBERED = {"none": 0, 1: 1}
 
 
 class Turn(IntEnum):
@@ -90,6 +91,20 @@ class Pilot:
 def confused(env, rng):
     """Return a player who says what the game does not know."""
     return lambda observation: "jump"
+
+
+def mute(env, rng):
+    """Return no player."""
+
+
+def dizzy(env, rng):
+    """Return a player who says an array."""
+    return lambda observation: np.zeros(3)
+
+
+def lost(env, rng):
+    """Return a player with a mistake."""
+    return lambda observation: {}[observation]
 
 
 for game in ("Scroller", "Turner", "Silent", "Blind"):

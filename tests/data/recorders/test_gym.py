@@ -1,13 +1,23 @@
 import json
 import sys
 from fractions import Fraction
+from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from diagd.data.actions import ActionVocabulary, read_actions
-from diagd.data.recorders.gym import named, open_gym, random_actions, suitable_size
+from diagd.data.recorders.gym import (
+    check_actions,
+    named,
+    native,
+    open_gym,
+    random_actions,
+    suitable_size,
+)
 from diagd.data.recorders.recording import RecordOptions, clip_paths, record
 from diagd.data.video import read_video
 from tests.data.recorders import scroller
@@ -45,6 +55,20 @@ def test_a_recording_is_clips_with_an_action_for_every_frame(recording):
         actions = read_actions(actions_path, vocabulary, FRAMES)
         assert actions[0] == "none"
         assert len(set(actions)) > 1
+
+
+def test_pictures_of_two_sizes_are_no_clip(tmp_path, monkeypatch):
+    with open_gym(options_for(tmp_path)) as game:
+        monkeypatch.setattr(
+            type(game),
+            "press",
+            lambda self, *_: np.zeros((24 + next(sizes), 40, 3), np.uint8),
+        )
+        sizes = iter(range(9))
+        with pytest.raises(
+            ValueError, match=r": pictures must be of one size, got \(24, 40, 3\) a"
+        ):
+            record_clips(tmp_path)
 
 
 def test_row_t_led_to_frame_t(tmp_path):
@@ -154,12 +178,17 @@ def test_the_size_keeps_the_shape_of_the_picture(picture, size):
     ("game", "changes", "message"),
     [
         ("Silent", {}, r"Silent-v0 does not name its actions \(Discrete\(4\)\): write a dict"),
-        ("Blind", {}, r"Blind-v0 renders no \(height, width, 3\) picture, but NoneType"),
+        ("Blind", {}, r"Blind-v0 renders no \(height, width, 3\) uint8 picture, but NoneType"),
         ("Missing", {}, "Missing-v0: Environment `Missing` doesn't exist"),
         ("Scroller", {"policy": "left"}, "expected module:name, got 'left'"),
         ("Scroller", {"policy": "nowhere:play"}, "Scroller-v0: No module named 'nowhere'"),
         ("Scroller", {"policy": f"{HERE}:play"}, "has no 'play'"),
         ("Scroller", {"policy": f"{HERE}:confused"}, "the player said 'jump', expected one of: no"),
+        ("Scroller", {"policy": f"{HERE}:mute"}, r"its player: 'NoneType' .* \(TypeError\)"),
+        ("Scroller", {"policy": f"{HERE}:ACTIONS"}, r"its player: 'dict' .* \(TypeError\)"),
+        ("Scroller", {"policy": f"{HERE}:dizzy"}, "the player said array.*, expected one of: none"),
+        ("Scroller", {"policy": f"{HERE}:lost"}, r"its player: 0 \(KeyError, .*scroller.py:\d+\)$"),
+        ("Scroller", {"actions": f"{HERE}:NUMBERED"}, "Scroller-v0: action names .*, got 1"),
         ("Scroller", {"actions": f"{HERE}:TOO_MANY"}, "does not take 7 for 'left', expected one"),
         ("Scroller", {"actions": f"{HERE}:NOT_FIRST"}, "the first action must be 'none'"),
         ("Scroller", {"actions": f"{HERE}:LISTED"}, "scroller:LISTED must be a dict, got a list"),
@@ -169,6 +198,151 @@ def test_what_cannot_be_recorded_is_refused(game, changes, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         record_clips(tmp_path / "out", game, **changes)
     assert not list(tmp_path.rglob("clip_*"))
+
+
+CAMERA = spaces.Box(-1, 1, (2,), np.float32)
+PARTS = {"move": spaces.Discrete(3), "look": CAMERA}
+
+
+@pytest.mark.parametrize(
+    ("space", "written"),
+    [
+        (spaces.Discrete(3, start=-1), 1),
+        (spaces.Box(-1, 1, (), np.float64), 0.25),
+        (spaces.Box(0, 255, (2, 1), np.uint8), [[3], [255]]),
+        (spaces.MultiBinary((2, 3)), [[0, 1, 1], (True, False, False)]),
+        (spaces.MultiDiscrete([3, 5]), np.array([2.0, 4.0])),
+        (spaces.Tuple((PARTS["move"], CAMERA)), (1, (0.5, 0))),
+        (spaces.Dict(PARTS), {"move": 1, "look": [0.5, 0]}),
+        (
+            spaces.Dict(hand=spaces.Tuple([spaces.Dict(PARTS)])),
+            {"hand": [{"move": 2, "look": (0, 1)}]},
+        ),
+        (spaces.Sequence(CAMERA), [(0.5, 0), (1, 1)]),
+        (spaces.OneOf([PARTS["move"], CAMERA]), (1, (0.5, 0))),
+        (spaces.Text(4), "jump"),
+    ],
+)
+def test_a_game_gets_what_its_space_holds_down_to_the_parts(space, written):
+    """Of the types that the space draws, anew in each step, for a game may write into them."""
+
+    def kinds(value):
+        if isinstance(value, dict | tuple):
+            parts = value.items() if isinstance(value, dict) else enumerate(value)
+            return type(value), {key: kinds(part) for key, part in parts}
+        return type(value), getattr(value, "dtype", None)
+
+    class Game:
+        action_space = space
+
+    check_actions(Game, "Game-v0", {"none": None, "act": written})
+    given = native(space, written)
+    assert space.contains(given)
+    if not isinstance(space, spaces.Sequence | spaces.OneOf | spaces.Text):
+        assert kinds(given) == kinds(space.sample())
+    if isinstance(given, np.ndarray):
+        assert native(space, written) is not given
+
+
+@pytest.mark.parametrize(
+    ("space", "written"),
+    [
+        (spaces.Discrete(3), 1.5),
+        (spaces.Discrete(3), "1"),
+        (spaces.Discrete(3), [[1], [1, 2]]),
+        (spaces.MultiBinary(2), (1, 257)),
+        (spaces.MultiDiscrete([3, 5]), (2, float("nan"))),
+        (spaces.Box(0, 255, (2,), np.uint8), (-1, 0)),
+        (CAMERA, ("0.5", "0")),
+        (spaces.Box(-np.inf, np.inf, (1,), np.float32), [1e300]),
+        (spaces.Tuple((PARTS["move"], CAMERA)), 1),
+        (spaces.Tuple((PARTS["move"], CAMERA)), (1, (0.5, 0), 1)),
+        (spaces.Tuple((PARTS["move"], CAMERA)), (0.5, (0.5, 0))),
+        (spaces.Dict(PARTS), {"move": 1}),
+        (spaces.Dict(PARTS), {"move": 1, "look": (0.5, 0), "jump": 1}),
+        (spaces.Dict(PARTS), [1, (0.5, 0)]),
+        (spaces.OneOf([PARTS["move"], CAMERA]), (2, 1)),
+    ],
+)
+def test_an_action_that_would_become_another_one_is_refused(space, written):
+    class Game:
+        action_space = space
+
+    with pytest.raises(ValueError, match=r"Game-v0 does not take .* for 'act', expected one of"):
+        check_actions(Game, "Game-v0", {"none": None, "act": written})
+
+
+def _raise(*_, **__):
+    raise KeyError("door")
+
+
+MODES = {"render_modes": ["rgb_array"]}
+GREY = np.zeros((40, 70, 3), np.uint8)
+OWN_GAMES = {  # what is otherwise than Gymnasium says -> the line
+    "no render_mode": ({"__init__": lambda self: None}, r"argument 'render_mode'.* \(TypeError, "),
+    "no seed": ({"reset": lambda self: (0, {})}, r"argument 'seed' \(TypeError"),
+    "old reset": ({"reset": lambda *_, **__: np.zeros(2)}, "reset must .*, info .*, got ndarray"),
+    "old step": (
+        {"step": lambda *_: (0, 0.0, False, {})},
+        r"step must return observation, .* \(a dict\), got int, float, bool, dict",
+    ),
+    "ends in an array": ({"step": lambda *_: (0, 0.0, np.zeros(2), False, {})}, "is ambiguous"),
+    "error": ({"step": _raise}, r"'door' \(KeyError, .*test_gym.py:\d+\)$"),
+    "error in make": ({"__init__": _raise}, r"'door' \(KeyError, .*test_gym.py:\d+\)$"),
+    "error in close": ({"close": _raise}, r"'door' \(KeyError, .*test_gym.py:\d+\)$"),
+    "no actions": ({"action_space": property(_raise)}, r"'door' \(KeyError"),
+    "words are a dict": ({"get_action_meanings": lambda _: {0: "up"}}, "does not name its actions"),
+    "words are numbers": ({"get_action_meanings": lambda _: [0, 1]}, "does not name its actions"),
+    "no metadata": ({"metadata": None}, "metadata"),
+    "rate 0": ({"metadata": MODES | {"render_fps": 0}}, "render_fps of .* up to 100000, got 0$"),
+    "rate nan": ({"metadata": MODES | {"render_fps": float("nan")}}, "render_fps of .*, got nan"),
+    "rate in words": ({"metadata": MODES | {"render_fps": "30"}}, "render_fps of .*, got '30'"),
+    "grows": (
+        {"render": lambda self: np.zeros((40 + self.steps, 70, 3), np.uint8)},
+        r"renders pictures of several sizes, \(40, 70, 3\) and \(43, 70, 3\)",
+    ),
+    "floats": ({"render": lambda _: GREY / 2}, r"uint8 picture, but float64 \(40, 70, 3\)"),
+    "grey": ({"render": lambda _: GREY[..., 0]}, r"uint8 picture, but uint8 \(40, 70\)"),
+    "alpha": ({"render": lambda _: GREY[..., [0, 1, 2, 2]]}, r"but uint8 \(40, 70, 4\)"),
+    "planes": ({"render": lambda _: GREY.T}, r"uint8 picture, but uint8 \(3, 70, 40\)"),
+    "nothing": ({"render": lambda _: GREY[:0]}, r"uint8 picture, but uint8 \(0, 70, 3\)"),
+    "list": ({"render": lambda _: [GREY]}, "uint8 picture, but list"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), OWN_GAMES.values(), ids=OWN_GAMES)
+def test_a_game_that_does_not_keep_to_the_interface_is_named_in_one_line(
+    changes, message, tmp_path
+):
+    game: Any = type("Own", (scroller.Scroller,), changes)
+    gymnasium.register("Own-v0", game)
+    try:
+        with pytest.raises(ValueError, match=f"(?s)^Own-v0.*{message}"):
+            record(RecordOptions(out=tmp_path, gym="Own-v0", clips=1, frames=3))
+    finally:
+        del gymnasium.registry["Own-v0"]
+    assert not list(tmp_path.rglob("clip_*"))
+
+
+def test_a_game_may_draw_into_one_picture_and_have_no_rate(tmp_path):
+    class Blinking(scroller.Scroller):
+        metadata = MODES
+        canvas = np.zeros((32, 64, 3), np.uint8)
+
+        def render(self):
+            self.canvas[:] = 20 * self.steps
+            return self.canvas
+
+    game: Any = Blinking
+    gymnasium.register("Blinking-v0", game)
+    try:
+        record(RecordOptions(out=tmp_path, gym="Blinking-v0", clips=1, frames=4))
+    finally:
+        del gymnasium.registry["Blinking-v0"]
+    video = read_video(tmp_path / "clip_000000.mp4")
+    means = video.frames.float().mean((1, 2, 3))
+    assert means.tolist() == pytest.approx([0, 20, 40, 60], abs=3)  # of lossy pictures
+    assert video.fps == 10
 
 
 def test_a_folder_with_other_actions_is_refused(recording):

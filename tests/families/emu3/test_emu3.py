@@ -276,7 +276,7 @@ def encoder(folder):
 def test_a_folder_without_its_text_tokenizer_is_refused(folder, tmp_path):
     bare = shutil.copytree(folder, tmp_path / "bare")
     (bare / "tokenizer_config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"bare: no text tokenizer of emu3: .*boi_token"):
+    with pytest.raises(ValueError, match=r"bare: no text tokenizer of emu3: it has no token for"):
         diagd.VideoGenerator.from_pretrained(bare)
     (bare / "tokenizer.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"text tokenizer not found: .*tokenizer\.json"):

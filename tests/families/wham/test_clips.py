@@ -153,3 +153,22 @@ def test_an_encrypted_archive_is_refused(tmp_path):
     (tmp_path / "clip.npz").write_bytes(data)
     with pytest.raises(ValueError, match=r"clip\.npz cannot be read as npz: .*encrypted"):
         npz_length(tmp_path / "clip.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "message"),
+    [
+        ("images", "(1, 3, 9000, 9000)", r"images has rows, or a number of them, beyond reason"),
+        ("actions", "(1, 99000000)", r"actions has rows, or a number of them, beyond reason"),
+        ("actions", "(9000000, 16)", r"actions has rows, or a number of them, beyond reason"),
+    ],
+)
+def test_arrays_that_inflate_without_end_are_refused(name, header, message, tmp_path):
+    count = np.prod([int(size) for size in header.strip("()").split(",")])
+    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {header}}}\n".encode()
+    content = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(count)
+    with zipfile.ZipFile(tmp_path / "clip.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"{name}.npy", content)
+    read = npz_length if name == "images" else npz_actions
+    with pytest.raises(ValueError, match=rf"clip\.npz: {message}"):
+        read(tmp_path / "clip.npz")

@@ -55,7 +55,7 @@ def test_a_page_is_welcomed_with_what_it_needs(page):
     ]
     assert welcome["keyboard"]["idle"] == "none"
     assert set(welcome["keyboard"]["keys"]) == set(NAMES) - {"none"}
-    assert (welcome["scenes"][0], len(welcome["scenes"])) == ("prompt", 5)
+    assert (welcome["scenes"][0], len(welcome["scenes"])) == ("opening", 5)
     assert welcome["fps"] == 8
     assert welcome["computed"] == ["float32", "native"]
 
@@ -125,7 +125,8 @@ def test_a_session_that_was_saved_is_dreamt_again_exactly(page, own):
     count = len(chosen)
     assert count >= 7
     assert set(chosen) == {"none", "left"}
-    assert httpx.post(f"{own}/replay", content=saved.content).json() == {"frames": count}
+    answer = httpx.post(f"{own}/replay", content=saved.content).json()
+    assert answer == {"frames": count, "scene": "opening"}
     while "begun" not in page.frame()[0]:
         pass
     headers = [page.frame()[0] for _ in range(count)]
@@ -190,7 +191,7 @@ def test_uploads_and_saved_sessions_have_a_largest_size(page, own):
 def test_a_file_that_is_no_saved_session_is_refused(own):
     answer = httpx.post(f"{own}/replay", content=b"\xff")
     assert answer.status_code == 400
-    assert "this is no saved dream" in answer.json()["detail"]
+    assert "not a saved dream" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32])

@@ -73,11 +73,18 @@ def checksums(world, dream, dtype: DTypeChoice = "int8"):
     """Dream a saved dream again, in Python."""
     generator = VideoGenerator.from_pretrained(world, dtype=dtype)
     scenes = model_scenes(world, generator, generator.defaults.context_frames)
-    scene = scenes[dream["scene"]]
+    (scene,) = (one for one in scenes if one.name == dream["scene"])
     session = Session(generator, SessionLog(scene.frames, scene.actions, dream["seed"]))
-    for action, strategy, temperature, top_p, _ in dream["frames"]:
-        controls = Controls(parse_strategy(strategy), temperature, top_p)
-        yield checksum_of(session.advance(action, controls))
+    for frame in dream["frames"]:
+        chosen = frame["controls"]
+        controls = Controls(
+            parse_strategy(chosen["strategy"]), chosen["temperature"], chosen["top_p"]
+        )
+        yield checksum_of(session.advance(frame["action"], controls))
+
+
+def each(dream, name):
+    return [frame[name] for frame in dream["frames"]]
 
 
 def test_every_frame_is_that_of_python_with_two_threads(visit, site, world):
@@ -92,9 +99,9 @@ def test_every_frame_is_that_of_python_with_two_threads(visit, site, world):
     wait_for(page, 50)
     dream = dream_of(page)
     assert len(dream["frames"]) >= 45
-    assert len({frame[0] for frame in dream["frames"]}) > 1
-    assert len({frame[1] for frame in dream["frames"]}) > 1
-    assert [frame[4] for frame in dream["frames"]] == list(checksums(world, dream))
+    assert len(set(each(dream, "action"))) > 1
+    assert len({chosen["strategy"] for chosen in each(dream, "controls")}) > 1
+    assert each(dream, "checksum") == list(checksums(world, dream))
 
 
 def test_a_world_that_remembers_less_is_the_same_here_and_in_python(visit, world, tmp_path):
@@ -107,7 +114,7 @@ def test_a_world_that_remembers_less_is_the_same_here_and_in_python(visit, world
         wait_for(page, 8)
         expect(page.locator("#context")).to_contain_text("remembers 3 of at most 3")
         dream = dream_of(page)
-        found = [frame[4] for frame in dream["frames"]]
+        found = each(dream, "checksum")
         assert found == list(checksums(short, dream))
         assert found != list(checksums(world, dream))
 
@@ -150,14 +157,15 @@ def test_a_link_that_is_none_is_refused_and_the_page_plays(visit, site, link):
     page = visit(site + link)
     wait_for(page, 2)
     if link != "#dream=!":
-        expect(page.locator("#toast")).to_contain_text("That did not work: this")
+        said = "not a saved dream" if link == "#dream=AAAA" else "this dream asks for what"
+        expect(page.locator("#toast")).to_contain_text(f"That did not work: {said}")
 
 
 def test_a_link_pasted_over_a_dream_that_plays_is_followed(visit, site):
     page = visit(site)
     wait_for(page, 2)
     page.evaluate("location.hash = '#dream=AAAA'")
-    expect(page.locator("#toast")).to_contain_text("That did not work: this")
+    expect(page.locator("#toast")).to_contain_text("That did not work: not a saved dream.")
 
 
 def test_a_browser_that_records_no_video_says_so(visit, site):

@@ -14,7 +14,7 @@ from diagd.families.checkpoints import save_model
 from tests.browser import ON_CPU, open_browser
 from tests.models.tiny import with_int8_weights
 from tests.web.play.serving import wait_until
-from tests.web.play.test_browser_engine import checksums, dream_of
+from tests.web.play.test_browser_engine import checksums, dream_of, each
 from tests.worlds import (
     CONTEXT_FRAMES,
     NAMES,
@@ -113,7 +113,7 @@ def wait_for_engine(page, engine):
 
 def engines(dream):
     """Return the engines of a dream's frames, each as often as it follows another."""
-    written = [frame[5] if len(frame) > 5 else "wasm" for frame in dream["frames"]]
+    written = [frame.get("engine", "wasm") for frame in dream["frames"]]
     return [engine for engine, _ in itertools.groupby(written)]
 
 
@@ -137,11 +137,9 @@ def test_frames_are_those_of_python_beyond_a_full_context(visit, site, rounded):
     wait_for(page, CONTEXT_FRAMES + 4)
     dream = dream_of(page)
     assert engines(dream) == ["webgpu"]
-    assert len({frame[1] for frame in dream["frames"]}) > 1
-    assert len({frame[0] for frame in dream["frames"]}) > 1
-    found = [frame[4] for frame in dream["frames"]]
-    frames = [frame[:5] for frame in dream["frames"]]
-    assert found == list(checksums(rounded, dream | {"frames": frames}, dtype="float32"))
+    assert len({chosen["strategy"] for chosen in each(dream, "controls")}) > 1
+    assert len(set(each(dream, "action"))) > 1
+    assert each(dream, "checksum") == list(checksums(rounded, dream, dtype="float32"))
 
 
 def test_a_link_plays_what_the_gpu_wrote_again(visit, site):

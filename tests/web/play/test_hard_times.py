@@ -16,6 +16,7 @@ from collections import Counter
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 from diagd.data.video import read_video, write_image
 from diagd.web.play.player import MAX_UPLOAD_BYTES
@@ -78,6 +79,25 @@ def test_ten_pages_vanish_in_the_middle_of_a_frame_and_one_plays_on(served, capl
     # the pages' own client complains of the sockets that were taken from under it
     ours = [record for record in caplog.records if record.name != "websockets.client"]
     assert not [record for record in ours if record.levelno >= logging.ERROR]
+
+
+def test_to_a_visitor_who_vanished_nothing_more_is_written(served, caplog):
+    """Nor does asyncio complain of it: the line moves on often where many leave at once."""
+    with served.page() as page, contextlib.suppress(ConnectionClosed):
+        (player,) = served.scheduler.players.values()
+        socket_of_page = page.socket.socket
+
+        def vanish():  # while the server looks elsewhere
+            linger = struct.pack("ii", 1, 0)
+            socket_of_page.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            socket_of_page.shutdown(socket.SHUT_RD)
+            socket_of_page.close()
+            for before in range(20):
+                player.wait(before, 1)
+
+        served.server.servers[0].get_loop().call_soon_threadsafe(vanish)
+        wait_until(lambda: not served.scheduler.players)
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 def slow_upload(served, name):

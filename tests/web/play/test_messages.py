@@ -36,8 +36,8 @@ GOOD = {
 }
 ADJUST = '{"type": "adjust", "strategy": %s, "temperature": %s, "top_p": %s, "paced": %s}'
 BAD = {
-    "": "this is no message: Invalid JSON",
-    "[1]": "this is no message: Input should be an object",
+    "": "not a message: Invalid JSON",
+    "[1]": "not a message: Input should be an object",
     "[" * 1000: "recursion limit exceeded",
     "x" * (MAX_MESSAGE_BYTES + 1): "at most 1024 characters, got 1025",
     "{}": "Unable to extract tag using discriminator 'type'",

@@ -35,7 +35,7 @@ def visit(browser, serve):  # whose servers outlive the pages
     """Open pages; whatever the console says that is no note fails the test."""
     contexts, complaints = [], []
 
-    def visit(served, quiet=True, **options):
+    def visit(served, quiet=True, query="", **options):
         context = browser.new_context(**options)
         context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
@@ -48,7 +48,7 @@ def visit(browser, serve):  # whose servers outlive the pages
                     complaints.append(said.text) if said.type in ("error", "warning") else None
                 ),
             )
-        page.goto(served.url)
+        page.goto(served.url + query)
         return page
 
     yield visit
@@ -99,9 +99,9 @@ def test_the_page_loads_and_the_world_moves(visit, shared):
     text(page, "#hud-fps", r"^\d+\.\d frames/s$")
     expect(page.locator("#curtain")).to_be_hidden()
     text(page, "#computed", "^float32, native$")
-    text(page, "#scenes", "1 prompt2 view 3.*your own")
+    text(page, "#scenes", "1 opening2 view 3.*your own")
     pressed = page.locator("#scenes [aria-pressed=true]")
-    expect(pressed).to_have_text("1 prompt")
+    expect(pressed).to_have_text("1 opening")
     page.get_by_role("button", name="Start 3: view 4").click()
     expect(pressed).to_have_text("3 view 4")
 
@@ -126,7 +126,9 @@ def test_a_slow_world_says_so_and_what_helps(visit, serve, monkeypatch):
     page = visit(served)
     wait_for_frames(page, 3)
     text(page, "#hud-fps", r"^0\.[3-7]\d frames/s$")
-    text(page, "#faster", r"^A frame takes a while on this machine\. Faster: .*--dtype int8")
+    expect(page.locator("#faster")).to_be_hidden()  # nothing that is known to be faster
+    page.get_by_role("button", name="raster").click()
+    text(page, "#faster", r"^A frame takes a while here\. Faster: the strategy k=1\.$")
     page.keyboard.down("KeyA")
     expect(page.locator("#hud-action")).to_have_text("left …", timeout=900)  # before its picture
     text(page, "#hud-action", "^left$")
@@ -152,7 +154,7 @@ def test_a_key_changes_the_picture(visit, shared, generator):
     assert set(actions) == {"none", "forward"}
 
     def last_picture(replace):
-        saved = load_log(document, generator)
+        saved = load_log(document, generator, shared.scheduler.scenes)
         session = Session(generator, saved)
         frames = [
             session.advance(replace.get(record.action, record.action), record.controls)
@@ -207,18 +209,6 @@ def test_a_seed_can_be_typed_while_a_dream_plays_and_a_bad_one_gives_way(page, s
     expect(seed).to_have_value("4711")
     wait_for_frames(page, 2)
     text(page, "#state", "^live$")
-
-
-def test_a_slider_that_does_not_fit_goes_back(visit, world):
-    with serving(world, strategy="sjd") as served:
-        page = visit(served)
-        wait_for_frames(page, 1)
-        page.locator("#temperature").focus()
-        page.keyboard.press("Home")
-        text(page, "#toast", "^That does not fit: ")
-        text(page, "#temperature-value", r"^1\.00$")
-        wait_for_frames(page, 2)
-        page.close()
 
 
 def test_a_button_whose_key_is_down_is_let_go_with_its_focus(page):
@@ -362,6 +352,91 @@ def test_a_session_is_saved_and_replayed_exactly(visit, shared, tmp_path, monkey
     text(page, "#toast", f"Replayed {count} frames, every token as it was")
 
 
+def test_a_dream_is_shared_as_a_link_and_a_picture_of_one_s_own_is_not(visit, shared, tmp_path):
+    page = visit(shared, quiet=False)
+    wait_for_frames(page, 2)
+    page.get_by_role("button", name="Start 3").click()
+    page.keyboard.down("KeyA")
+    wait_for_frames(page, 5)
+    page.click("#pause")
+    page.get_by_role("button", name="Copy a link").click()
+    wait_until(lambda: "#dream=" in page.evaluate("location.hash"))
+    page.reload()
+    text(page, "#toast", r"^Replayed \d+ frames, every token as it was\.$")
+    expect(page.locator("#scenes [aria-pressed=true]")).to_have_text("3 view 4")
+    page.evaluate("location.hash = '#dream=AAAA'")  # pasted over it
+    text(page, "#toast", "^That did not work: not a saved dream: Input should be an object")
+    write_image(tmp_path / "view.png", smooth_frames(1, 60, 90, seed=9)[0])
+    page.set_input_files("#upload-file", tmp_path / "view.png")
+    text(page, "#toast", "begins in your picture")
+    page.get_by_role("button", name="Copy a link").click()
+    text(page, "#toast", "^That did not work: a dream that begins in a picture of your own has no")
+
+
+def test_engines_of_one_server_read_each_other_s_dreams(visit, world, tmp_path):
+    with serving(world, dtype="int8") as served:
+        pages = [visit(served, quiet=False, query=query) for query in ("", "?engine=browser")]
+        for page, other in (pages, pages[::-1]):
+            wait_for_frames(page, 2)
+            page.get_by_role("button", name="Start 2").click()
+            page.keyboard.down("KeyD")
+            wait_for_frames(page, 4)
+            page.click("#pause")
+            with page.expect_download() as download:
+                page.click("#save")
+            download.value.save_as(tmp_path / "dream.json")
+            other.set_input_files("#load-file", tmp_path / "dream.json")
+            text(other, "#toast", r"^Replayed \d+ frames, every token as it was\.$")
+        document = json.loads((tmp_path / "dream.json").read_text())
+        assert document["scene"] == "view 3"
+        for change, said in (
+            ({"format": "diagd-session-2"}, "got 'diagd-session-2' (of another version of diagd)"),
+            ({"model": "maze"}, "a dream of the world 'maze', not of"),
+        ):
+            (tmp_path / "other.json").write_text(json.dumps(document | change))
+            for page in pages:
+                page.set_input_files("#load-file", tmp_path / "other.json")
+                expect(page.locator("#toast")).to_contain_text(said)
+        for page in pages:  # before the server goes, of which they complain
+            page.close()
+
+
+def test_a_number_of_frames_is_shown_where_there_is_one(visit, shared):
+    page = visit(shared)
+    page.add_init_script(
+        """new MutationObserver(() => {
+          for (const id of ["hud-fps", "fps"]) {
+            const text = document.getElementById(id)?.textContent ?? "";
+            if (/^0(\\.0+)?( |$)/.test(text)) document.title = "zero";
+          }
+        }).observe(document, { childList: true, subtree: true, characterData: true });"""
+    )
+    page.reload()
+    text(page, "#hud-fps", r"^\d+\.\d frames/s$")
+    page.click("#pause")
+    text(page, "#hud-fps", "^paused$")
+    text(page, "#fps", "^-$")
+    page.wait_for_timeout(1200)  # in which what was under way arrives, and the page looks again
+    text(page, "#hud-fps", "^paused$")
+    expect(page.locator("#pause")).to_have_text("Resume")
+    assert page.title() == "diagd play"
+
+
+def test_the_page_fills_the_screen(visit, shared):
+    page = visit(shared)
+    wait_for_frames(page, 1)
+    page.get_by_role("button", name="Full screen").click()
+    leave = page.get_by_role("button", name="Leave full screen")
+    expect(leave).to_be_visible()
+    stage, window = page.locator(".stage").bounding_box(), page.viewport_size
+    assert (stage["width"], stage["height"]) == (window["width"], window["height"])
+    page.keyboard.press("KeyP")
+    text(page, "#hud-fps", "^paused$")
+    leave.click()
+    expect(page.get_by_role("button", name="Full screen", exact=True)).to_be_visible()
+    page.keyboard.press("KeyP")
+
+
 def test_a_picture_of_one_s_own_and_one_that_is_none(visit, shared, tmp_path):
     write_image(tmp_path / "view.png", smooth_frames(1, 60, 90, seed=9)[0])
     (tmp_path / "fake.png").write_text("no picture")
@@ -431,8 +506,6 @@ def boxes(page, *selectors):
 def test_picture_and_keys_fit_into_the_window(shape, visit, shaped):
     page = visit(shaped(*shape))
     wait_for_frames(page, 1)
-    fit = page.locator("#stage").evaluate("canvas => getComputedStyle(canvas).objectFit")
-    assert fit == "contain"  # the picture keeps its shape inside the box
     for window in ((1280, 720), (1440, 900), (390, 844), (844, 390)):
         page.set_viewport_size({"width": window[0], "height": window[1]})
         stage, pad = boxes(page, ".stage", "#pad")
@@ -441,6 +514,8 @@ def test_picture_and_keys_fit_into_the_window(shape, visit, shaped):
             assert box["x"] + box["width"] <= window[0]
             assert box["y"] + box["height"] <= window[1]
         assert min(stage["width"], stage["height"]) >= 120
+        ratio = shape[1] / shape[0]  # the box has the picture's shape, unless it is too flat
+        assert stage["width"] / stage["height"] == pytest.approx(ratio, rel=0.01) or ratio == 8
         on_its_side = window[1] < 480
         assert stage["y"] + stage["height"] <= pad["y"] or on_its_side
         assert pad["x"] + pad["width"] <= stage["x"] or not on_its_side

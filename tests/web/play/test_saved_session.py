@@ -1,4 +1,5 @@
 import base64
+import dataclasses
 import json
 import zlib
 
@@ -6,7 +7,17 @@ import pytest
 import torch
 
 from diagd.decoding.strategies.table import Diagonal, Raster
-from diagd.web.play.session import MAX_FRAMES, Controls, Session, SessionLog, load_log, save_log
+from diagd.pipeline.scenes import model_scenes
+from diagd.web.play.session import (
+    MAX_FRAMES,
+    Controls,
+    Session,
+    SessionLog,
+    load_log,
+    name_of,
+    save_log,
+)
+from diagd.web.play.welcome import with_own_names
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
 
@@ -19,8 +30,8 @@ def session(generator):
 
 
 @pytest.fixture
-def document(session):
-    return json.loads(save_log(session.log, "doom"))
+def document(session, generator):
+    return json.loads(save_log(session.log, name_of(generator)))
 
 
 def test_what_was_saved_is_loaded_and_dreamt_again(session, document, generator):
@@ -43,6 +54,35 @@ def test_controls_are_saved_by_name_and_one_that_is_left_out_has_its_default(doc
     assert first.controls == Controls(Diagonal(1), Controls.temperature, 0.8)
 
 
+def test_a_dream_of_a_scene_is_saved_without_pixels_and_finds_the_scene_by_its_name(
+    session, world, generator
+):
+    scenes = model_scenes(world, generator, 2)
+    log = SessionLog(scenes[1].frames, scenes[1].actions, 3, session.log.history, scenes[1].name)
+    text = save_log(log, name_of(generator))
+    assert json.loads(text)["scene"] == "view 3"
+    assert len(text) < 600
+    saved = load_log(text, generator, scenes[::-1])
+    assert torch.equal(saved.frames, scenes[1].frames)
+    assert (saved.name, saved.actions) == ("view 3", scenes[1].actions)
+    with pytest.raises(ValueError, match="begins with a scene that is not here: 'view 3'"):
+        load_log(text, generator, scenes[:1])
+    with pytest.raises(ValueError, match="a dream of the world 'maze', not of 'played"):
+        load_log(save_log(log, "maze"), generator, scenes)
+
+
+def test_scenes_of_one_name_are_told_apart(world, generator):
+    opening, view, *_ = model_scenes(world, generator, 2)
+    second = dataclasses.replace(view, name="view 3 2")
+    found = [scene.name for scene in with_own_names([view, second, opening, view, view])]
+    assert found == ["view 3", "view 3 2", "opening", "view 3 3", "view 3 4"]
+
+
+def test_a_frame_of_a_link_has_no_checksum(document, generator):
+    del document["frames"][0]["checksum"]
+    assert load_log(json.dumps(document), generator).history[0].checksum is None
+
+
 def change(path, value):
     def changed(document):
         *parents, last = path
@@ -55,9 +95,12 @@ def change(path, value):
 
 RECORD = {"action": "left", "controls": {}, "checksum": 1}
 DAMAGE = {
-    "no saved dream: format: Input should be 'diagd-session-2'": change(["format"], "other"),
-    "no saved dream: start: Input should be an object": change(["start"], None),
-    "no saved dream: frames: Input should be a valid array": change(["frames"], {}),
+    r"^not a saved dream: format: expected 'diagd-dream-2', got 'diagd-session-2' \(of another": (
+        change(["format"], "diagd-session-2")
+    ),
+    "not a saved dream: start: Input should be an object": change(["start"], 7),
+    "begins with a scene that is not here: None": change(["start"], None),
+    "not a saved dream: frames: Input should be a valid array": change(["frames"], {}),
     f"should have at most {MAX_FRAMES} items": change(["frames"], [RECORD] * (MAX_FRAMES + 1)),
     r"start.shape.1: Input should be a valid integer": change(["start", "shape"], [2, "24", 40, 3]),
     "frames of 48x40 pixels, this model 24x40": change(["start", "shape"], [2, 48, 40, 3]),
@@ -91,7 +134,7 @@ def test_a_damaged_document_is_refused(message, document, generator):
 
 @pytest.mark.parametrize("data", ["null", "[]", '"x"', "1", "{}", "{", "[" * 100_000, b"\xff"])
 def test_what_is_no_document_is_refused(data, generator):
-    with pytest.raises(ValueError, match="this is no saved dream"):
+    with pytest.raises(ValueError, match=r"^not a saved dream"):
         load_log(data, generator)
 
 

@@ -10,18 +10,21 @@ from tests.worlds import HEIGHT_PX, NAMES, PROMPT_ACTIONS, WIDTH_PX, smooth_fram
 
 def test_the_prompt_comes_first_and_no_two_scenes_look_alike(world, generator):
     scenes = model_scenes(world, generator, 4)
-    assert [scene.name for scene in scenes] == ["prompt", *(f"view {n}" for n in (3, 4, 5, 6))]
+    assert [scene.name for scene in scenes] == ["opening", *(f"view {n}" for n in (3, 4, 5, 6))]
     assert torch.equal(scenes[0].frames, read_video(world / "prompt.mp4").frames[-4:])
     assert scenes[0].actions == PROMPT_ACTIONS[-3:]
     assert len({scene.frames[-1].numpy().tobytes() for scene in scenes}) == len(scenes)
 
 
-def test_clips_and_images_of_a_folder_are_scenes_in_order_of_their_names(generator, tmp_path):
+def test_clips_and_images_of_a_folder_are_scenes_in_order_of_their_names(
+    generator, tmp_path, capsys
+):
     write_video(tmp_path / "b-clip.mp4", smooth_frames(4, 48, 80), fps=8)
     write_actions(tmp_path / "b-clip.jsonl", NAMES)
     write_image(tmp_path / "a_view.png", smooth_frames(1, 60, 60)[0])
     (tmp_path / "notes.txt").write_text("nothing to see")
     image, clip = folder_scenes(tmp_path, generator, 3)
+    assert capsys.readouterr().err.endswith("left out, as nothing that is read here: notes.txt\n")
     assert (image.name, clip.name) == ("a view", "b clip")
     assert image.frames.shape == (1, HEIGHT_PX, WIDTH_PX, 3)
     assert clip.frames.shape == (3, HEIGHT_PX, WIDTH_PX, 3)

@@ -133,7 +133,7 @@ ANSWER = {"trial": 0, "question": "quality", "choice": "left"}
         ("/api/raters", b"x" * (MAX_BODY_BYTES + 1), 413, "a request is at most 4 kB"),
         ("/media/../study.db", None, 404, "Not Found"),
         ("/media/..%2fstudy.db", None, 404, "Not Found"),
-        ("/media/study.db", None, 404, "there is no such video"),
+        ("/media/study.db", None, 404, "no such video"),
         ("/study.html", None, 404, "Not Found"),
         ("/openapi.json", None, 404, "Not Found"),
         ("/api/study", {}, 405, "Method Not Allowed"),

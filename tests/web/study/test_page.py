@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from tests.web.proxy import proxied
 from tests.web.study.cases import study, write_pairs
 
 IS_RED_LEFT = """() => {
@@ -162,7 +163,7 @@ def test_an_answer_that_is_not_saved_is_said_in_words_and_asked_again(page, tmp_
         page.route("**/api/answers", lambda route: route.abort())
         page.keyboard.press("1")
         page.wait_for_selector("#error:visible")
-        words = "Not saved: The server does not answer. Is diagd study still running?"
+        words = "Not saved: The server does not answer. Try again in a moment."
         assert page.inner_text("#error") == words
         assert store.votes() == []
         page.unroute("**/api/answers")
@@ -170,3 +171,16 @@ def test_an_answer_that_is_not_saved_is_said_in_words_and_asked_again(page, tmp_
         assert page.is_hidden("#error")
         assert len(store.votes()) == 1
         page.expected_complaints = ["Failed to load resource: net::ERR_FAILED"]
+
+
+def test_a_study_is_answered_below_the_path_of_a_proxy(page, tmp_path):
+    with (
+        study(write_pairs(tmp_path, 1)) as (address, store),
+        proxied(address.removeprefix("http://")) as below,
+    ):
+        enter(page, below)
+        assert page.evaluate("document.styleSheets[0].cssRules.length") > 9
+        press(page, "1")
+        assert len(store.votes()) == 1
+        page.goto(f"{below}results?key={store.results_key}")
+        assert page.evaluate("document.styleSheets[0].cssRules.length") > 9

@@ -27,11 +27,13 @@ class Attention {
   static constexpr int MOST = 16 * AT_ONCE;
 
   // How many floats the constructor needs.
-  static size_t floats(int head) { return 2 * MOST * (head + 1) + AT_ONCE * (STRIDE + head); }
+  static uint64_t floats(uint64_t head) {
+    return 2 * MOST * (head + 1) + AT_ONCE * (STRIDE + head);
+  }
 
   // For `count` queries, at most MOST, of `head` numbers, a multiple of BLOCK, which are zero until they
   // are written to query(i). Scores are scaled by `scale`.
-  Attention(float* memory, int count, int head, float scale)
+  Attention(float* memory, int count, ptrdiff_t head, float scale)
       : count(count),
         head(head),
         scale(scale),
@@ -41,8 +43,8 @@ class Attention {
         masses(peaks + MOST),
         scores(masses + MOST),
         mixed(scores + AT_ONCE * STRIDE) {
-    std::memset(queries, 0, (size_t)count * head * sizeof(float));  // padding has to be finite
-    std::memset(sums, 0, (size_t)count * head * sizeof(float));
+    std::memset(queries, 0, count * head * sizeof(float));  // padding has to be finite
+    std::memset(sums, 0, count * head * sizeof(float));
     std::fill(peaks, peaks + count, LOWEST);
     std::fill(masses, masses + count, 0.0f);
   }
@@ -66,7 +68,7 @@ class Attention {
         }
         if (!seen.to) continue;
         const int from = part * PART + seen.from, slots = seen.to - seen.from;
-        const Matrix<Cached> some_keys{keys.column(from), head, nullptr,
+        const Matrix<Cached> some_keys{keys.column(from), (int)head, nullptr,
                                        keys.scale ? keys.scale + from : nullptr};
         const Matrix<Cached> some_values{values.blocks + from / PACKED<Cached> * BLOCK, slots, nullptr,
                                          nullptr, values.stored};
@@ -88,7 +90,7 @@ class Attention {
   template <class Hidden>
   void take_in(int first, int some, const Matrix<Cached>& keys, const Matrix<Cached>& values,
                const float* value_scales, int slots, Hidden hidden) {
-    multiply(Input<Cached>(query(first), head, some, head), keys, 0, slots / BLOCK, scores, STRIDE,
+    multiply(Input<Cached>(query(first), head, some, (int)head), keys, 0, slots / BLOCK, scores, STRIDE,
              false);
     float fade[AT_ONCE];
     // the first block of values is fetched while their weights are made, a vector a turn
@@ -111,7 +113,7 @@ class Attention {
               float& unit, Ahead& ahead) {
     Floats highest[BLOCK / WIDTH];
     Ints largest = {};  // scale of a value that is seen
-    for (Floats& one : highest) one = splat(peaks[i]);
+    for (int v = 0; v < BLOCK / WIDTH; v++) highest[v] = splat(peaks[i]);
     for (int j = 0; j < slots; j += BLOCK)
       for (int v = 0; v < BLOCK / WIDTH; v++) {
         const int at = j + v * WIDTH;
@@ -126,7 +128,7 @@ class Attention {
       const float peak = max_of_bits(largest);
       steps = steps_to(HIGHEST_WEIGHT, peak), unit = peak / HIGHEST_WEIGHT;
     }
-    for (const Floats& one : highest) highest[0] = greater(one, highest[0]);
+    for (int v = 1; v < BLOCK / WIDTH; v++) highest[0] = greater(highest[v], highest[0]);
     const float peak = max(highest[0]), fade = exp2(splat(peaks[i] - peak))[0];
     Parts total;
     for (int j = 0; j < slots; j += LINE)
@@ -169,7 +171,8 @@ class Attention {
   }
 
   float unit[AT_ONCE];
-  const int count, head;
+  const int count;
+  const ptrdiff_t head;  // offsets are of 64 bits
   const float scale;
   float *const queries, *const sums, *const peaks, *const masses, *const scores, *const mixed;
 };

@@ -133,13 +133,18 @@ static void add_panel(const Rows16& x, int first, const Pair* p, int from, int t
   if (WIDE) _tile_stored(3, sums[16] + WIDTH, ROW);
 }
 
+static Partial* partials(int rows) {
+  static thread_local std::vector<Partial> memory;
+  make_room(memory, (uint64_t)(rows + 31) / 32 * BLOCKS);
+  return memory.data();
+}
+
 // More than 16 rows of x times `count` blocks from b on. Some groups of rows stay in the level-1 cache for
 // a panel of k while all blocks are multiplied; meanwhile the weights of the next block are fetched.
 static void multiply_many(const Rows16& x, int rows, const Matrix<Pair>& w, int b, int count,
                           const Output& out) {
-  static thread_local std::vector<Partial> memory;
   const int groups = (rows + 31) / 32;
-  if (memory.size() < (size_t)groups * BLOCKS) memory.resize(groups * BLOCKS);
+  Partial* const memory = partials(rows);
   const Pair* p = w.blocks + b * w.pitch();
   for (int k = 0; k < w.K; k += PANEL) {
     const int end = std::min(k + PANEL, w.K);
@@ -184,6 +189,7 @@ static void multiply_units(const Rows16& x, int rows, const Matrix<Pair>& w, int
 }
 #else
 static void multiply_units(const Rows16&, int, const Matrix<Pair>&, int, int, const Output&) {}
+static void partials(int) {}
 #endif
 
 static void multiply_rounded(const Rows16& x, int rows, const Matrix<Pair>& w, int from, int to,
@@ -199,18 +205,26 @@ struct Input<Pair> {
   int rows;
   Rows16 rounded;  // for the matrix units tile by tile, else row by row
 
-  Input(const float* x, ptrdiff_t stride, int rows, int K) : rows(rows) {
-    static thread_local std::vector<bf16> memory;
-    const ptrdiff_t long_row = ceil_to(K, STEP) + STEP;  // see `apart` in decoder.cpp
-    rounded = matrix_units() ? Rows16{nullptr, STEP, 16 * STEP, 16 * ceil_to(K, STEP)}
-                             : Rows16{nullptr, long_row, STEP, 16 * long_row};
-    const size_t needed = ceil_to(rows, 16) / 16 * rounded.group;
-    if (memory.size() < needed) memory.resize(needed);
-    rounded.x = memory.data();
+  Input(const float* x, ptrdiff_t stride, int rows, int K) : rows(rows), rounded(room(rows, K)) {
     for (int row = 0; row < rows; row++)
       for (int k = 0; k < K; k += WIDTH)
         round_to(rounded.of(row, k) + row % 16 * rounded.pitch + k % STEP,
                  load(x + row * stride + k));
+  }
+  static void reserve(int rows, int K) {
+    room(rows, K);
+    if (matrix_units() && rows > 16) partials(rows);
+  }
+
+ private:
+  static Rows16 room(int rows, int K) {
+    static thread_local std::vector<bf16> memory;
+    const ptrdiff_t row = ceil_to(K, STEP), long_row = row + STEP;  // see `apart` in decoder.cpp
+    Rows16 x = matrix_units() ? Rows16{nullptr, STEP, 16 * STEP, 16 * row}
+                              : Rows16{nullptr, long_row, STEP, 16 * long_row};
+    make_room(memory, (uint64_t)ceil_to(rows, 16) / 16 * x.group);
+    x.x = memory.data();
+    return x;
   }
 };
 

@@ -106,10 +106,17 @@ struct Decoder {
     return {(const W*)blocks, K, bias, scale};
   }
 
+  // What a thread needs beside `memory`.
+  int reserve() const {
+    Input<W>::reserve(rows, std::max({hidden, attended, inner, last}));
+    Input<Cached>::reserve(Attending::AT_ONCE, head);
+    return 0;
+  }
+
   // This thread's share of the columns of x W.
   void multiply_share(int thread, int threads, const float* in, int stride, const Matrix<W>& w,
                       int columns, float* out, int out_stride, bool add) const {
-    const int blocks = ceil_to(columns, BLOCK) / BLOCK;
+    const int64_t blocks = ceil_to(columns, BLOCK) / BLOCK;
     multiply(Input<W>(in, stride, rows, w.K), w, blocks * thread / threads,
              blocks * (thread + 1) / threads, out, out_stride, add);
   }
@@ -141,7 +148,7 @@ struct Decoder {
   void find_spans(int row, const float* hidden) const {
     for (int part = 0; part < parts; part++) {
       const int from = part * Attending::PART;
-      spans[row * parts + part] =
+      spans[(ptrdiff_t)row * parts + part] =
           Span::of(hidden + from, std::min(seen - from, (int)Attending::PART));
     }
   }
@@ -174,7 +181,7 @@ struct Decoder {
       for (int h = kv * group; h < (kv + 1) * group; h++)
         turn(q + h * m.head_dim, w.q_norm, w.q_norm_bias, h);
       turn(key, w.k_norm, w.k_norm_bias, kv);
-      const Head of = cached(layer, row / s.lanes * m.kv_heads + kv);
+      const Head of = cached(layer, (int64_t)(row / s.lanes) * m.kv_heads + kv);
       put_into(of.keys, key, of.keys.scale + slot, HIGHEST_KEY,
                [&](int d) { return of.keys.at(d, slot); });
       put_into(of.values, key + kv_width, of.value_scales + slot, HIGHEST_VALUE,
@@ -204,7 +211,7 @@ struct Decoder {
     Matrix<Cached> keys, values;
     const float* value_scales;
   };
-  Head cached(int layer, int kv) const {
+  Head cached(int layer, int64_t kv) const {
     const ptrdiff_t size = (ptrdiff_t)slots * head / PACKED<Cached>;
     const Cached *keys = (const Cached*)s.keys[layer], *values = (const Cached*)s.values[layer];
     const auto scales = [&](const Cached* of) {
@@ -217,37 +224,37 @@ struct Decoder {
 
   // Attention of some queries to one head of the cache. Queries of all lanes and heads that share it
   // count as rows, heads of a lane in a row.
-  void attend(int b, int kv, int first, int count, int layer, float* memory) const {
-    const Head of = cached(layer, b * m.kv_heads + kv);
+  void attend(int b, int kv, int64_t first, int count, int layer, float* memory) const {
+    const Head of = cached(layer, (int64_t)b * m.kv_heads + kv);
     Attending rows(memory, count, head, LOG2_E / std::sqrt((float)m.head_dim));
     for (int r = 0; r < count; r++)
       std::memcpy(rows.query(r), projected + place(b, kv, first + r, qkv_stride),
                   m.head_dim * sizeof(float));
     const int skip = m.weights[layer].slides ? s.lanes : 0;
-    const auto lane = [&](int r) { return skip + (first + r) / group; };
+    const auto lane = [&](int r) { return (ptrdiff_t)(skip + (first + r) / group); };
     rows.read(
         of.keys, of.values, of.value_scales, parts,
-        [&](int r) { return hidden_slots + (ptrdiff_t)lane(r) * seen; },
+        [&](int r) { return hidden_slots + lane(r) * seen; },
         [&](int r) { return spans + lane(r) * parts; });
     for (int r = 0; r < count; r++)
       rows.write(r, mixed + place(b, kv, first + r, mixed_stride), m.head_dim);
   }
 
   // Where row r of the queries of head kv begins, in an array with so many floats a lane.
-  ptrdiff_t place(int b, int kv, int r, int stride) const {
+  ptrdiff_t place(int b, int kv, int64_t r, int stride) const {
     return (ptrdiff_t)(b * s.lanes + r / group) * stride + (kv * group + r % group) * m.head_dim;
   }
 
   // This thread's share of all attention: rows of a head stay together where they can, for they read
   // the same.
   void attend_share(int thread, int threads, int layer, float* memory) const {
-    const int64_t count = s.lanes * group, all = s.batch * m.kv_heads * count;
+    const int64_t count = (int64_t)s.lanes * group, all = (int64_t)s.batch * m.kv_heads * count;
     const int64_t end = all * (thread + 1) / threads;
     for (int64_t row = all * thread / threads, some; row < end; row += some) {
-      const int kv = row / count, first = row % count, most = Attending::MOST;
-      const int left = std::min(count - first, end - row), parts = (left + most - 1) / most;
+      const int64_t kv = row / count, first = row % count, most = Attending::MOST;
+      const int64_t left = std::min(count - first, end - row), parts = (left + most - 1) / most;
       some = (left + parts - 1) / parts;
-      if (parts > 1) some = std::min(left, ceil_to(some, Attending::AT_ONCE));
+      if (parts > 1) some = std::min<int64_t>(left, ceil_to(some, Attending::AT_ONCE));
       attend(kv / m.kv_heads, kv % m.kv_heads, first, some, layer, memory);
     }
   }
@@ -282,8 +289,11 @@ struct Decoder {
     }
   }
 
-  void run(int thread, int threads, Barrier& barrier, float* normed, float* memory) const {
+  // `failed` turns 2, and nothing is written, where a thread gets no memory.
+  void run(int thread, int threads, Barrier& barrier, float* normed, float* memory,
+           std::atomic<int>& failed) const {
     Lap lap(thread ? nullptr : s.seconds);
+    if (guarded([&] { return reserve(); })) failed = 2;
     const auto normalise = [&](const float* weight, const float* bias) {
       for (int row = 0; row < rows; row++)
         norm(m, x + (ptrdiff_t)row * x_stride, normed + (ptrdiff_t)row * x_stride, m.hidden,
@@ -295,6 +305,7 @@ struct Decoder {
       if (m.frequencies) turn_of(&m, s.at[lane], turns + (ptrdiff_t)lane * m.head_dim);
     }
     barrier.wait(threads);
+    if (failed) return;
     lap(REST);
     for (int layer = 0; layer < m.layers; layer++) {
       const LayerWeights& w = m.weights[layer];
@@ -304,7 +315,7 @@ struct Decoder {
                      false);
       barrier.wait(threads);
       lap(LINEARS);
-      const int heads = m.kv_heads;  // as in attention: most of a head is read by who writes it
+      const int64_t heads = m.kv_heads;  // as in attention: most of a head is read by who writes it
       for (int h = heads * thread / threads; h < heads * (thread + 1) / threads; h++)
         write_cache(h, layer);
       barrier.wait(threads);
@@ -316,7 +327,7 @@ struct Decoder {
                      matrix(w.out, attended, w.out_bias, w.out_scale), hidden, x, x_stride, true);
       barrier.wait(threads);
       normalise(w.norm2, w.norm2_bias);
-      const int blocks = inner / BLOCK;
+      const int64_t blocks = inner / BLOCK;
       const int from = blocks * thread / threads, to = blocks * (thread + 1) / threads;
       const Matrix<W> gate_up = matrix(w.gate_up, hidden, w.gate_up_bias, w.gate_up_scale);
       const Input<W> both(normed, x_stride, rows, hidden);
@@ -338,7 +349,7 @@ struct Decoder {
     }
     const auto share = [&](const float* in, int stride, const Matrix<W>& w, int columns, float* out,
                            int out_stride) {
-      const int blocks = ceil_to(columns, BLOCK) / BLOCK;
+      const int64_t blocks = ceil_to(columns, BLOCK) / BLOCK;
       const int from = blocks * thread / threads, to = blocks * (thread + 1) / threads;
       multiply(Input<W>(in, stride, kept, w.K), w, from, to, out, out_stride, false);
       return std::pair(from * BLOCK, to * BLOCK);
@@ -376,16 +387,16 @@ int decode(const Model& m, const Step& s) {
   if (!in_range(m, s)) return 1;
   static thread_local std::vector<float> memory;
   Decoder<W> d{m, s};
-  const size_t rows = d.rows, mixed = rows * d.mixed_stride;
-  const size_t seers = s.lanes * (m.sliding_window ? 2 : 1);
-  const size_t normed = rows * d.x_stride, mask = seers * d.seen, spans = seers * d.parts * 2;
-  const size_t turns = (size_t)s.lanes * m.head_dim;
-  const size_t line = 64 / sizeof(float);  // of the cache: threads do not share one
-  const size_t own = (normed + Decoder<W>::Attending::floats(d.head)) / line * line + line;
-  const size_t all = s.threads * own + line;
-  const size_t needed =
+  const uint64_t rows = d.rows, mixed = rows * d.mixed_stride;
+  const uint64_t seers = (uint64_t)s.lanes * (m.sliding_window ? 2 : 1);
+  const uint64_t normed = rows * d.x_stride, mask = seers * d.seen, spans = seers * d.parts * 2;
+  const uint64_t turns = (uint64_t)s.lanes * m.head_dim;
+  const uint64_t line = 64 / sizeof(float);  // of the cache: threads do not share one
+  const uint64_t own = (normed + Decoder<W>::Attending::floats(d.head)) / line * line + line;
+  const uint64_t all = s.threads * own + line;
+  const uint64_t needed =
       normed + rows * (d.qkv_stride + d.middle_stride) + mixed + mask + spans + all + turns;
-  if (!make_room(memory, needed)) return 2;
+  make_room(memory, needed);
   d.x = memory.data();
   d.projected = d.x + normed;
   d.middle = d.projected + rows * d.qkv_stride;
@@ -399,12 +410,13 @@ int decode(const Model& m, const Step& s) {
   std::memset(d.mixed, 0, mixed * sizeof(float));  // padding has to be zero, or finite
   if (m.sliding_window)
     for (int lane = 0; lane < s.lanes; lane++) s.written[s.slots[lane]] = s.at[lane];
+  std::atomic<int> failed{0};
   team.run(s.threads, [&](int thread, int threads, Barrier& barrier) {
     float* here = owned + thread * own;
     std::memset(here, 0, normed * sizeof(float));
-    d.run(thread, threads, barrier, here, here + normed);
+    d.run(thread, threads, barrier, here, here + normed, failed);
   });
-  return 0;
+  return failed;
 }
 
 }  // namespace
@@ -428,6 +440,12 @@ extern "C" float stream(const float* numbers, int64_t count, int threads) {
 
 // Each returns 0, or without having done anything 1 where an index is out of range, 2 where there is
 // not enough memory.
-extern "C" int decode_f32(const Model* m, const Step* s) { return decode<float>(*m, *s); }
-extern "C" int decode_bf16(const Model* m, const Step* s) { return decode<Pair>(*m, *s); }
-extern "C" int decode_int8(const Model* m, const Step* s) { return decode<Quad>(*m, *s); }
+extern "C" int decode_f32(const Model* m, const Step* s) {
+  return guarded([&] { return decode<float>(*m, *s); });
+}
+extern "C" int decode_bf16(const Model* m, const Step* s) {
+  return guarded([&] { return decode<Pair>(*m, *s); });
+}
+extern "C" int decode_int8(const Model* m, const Step* s) {
+  return guarded([&] { return decode<Quad>(*m, *s); });
+}

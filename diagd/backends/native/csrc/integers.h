@@ -29,9 +29,8 @@ struct Rounded {
   Rounded(int rows, int K) : stride(K + 64), rows(rows) {  // rows a power of two apart evict each other
     static thread_local std::vector<N> numbers;
     static thread_local std::vector<float> some_scales;
-    const size_t needed = ceil_to(rows, 16) * stride;  // the matrix units take 16 rows
-    if (numbers.size() < needed) numbers.resize(needed);
-    if (some_scales.size() < (size_t)rows) some_scales.resize(rows);
+    make_room(numbers, (uint64_t)ceil_to(rows, 16) * stride);  // the matrix units take 16 rows
+    make_room(some_scales, rows);
     x = numbers.data(), scales = some_scales.data();
   }
 };
@@ -49,6 +48,7 @@ struct Input<Quad> : Rounded<int8_t> {
       std::memset(to + K, 64, ceil_to(K, 64) - K);
     }
   }
+  static void reserve(int rows, int K) { Rounded(rows, ceil_to(K, 64)); }
 };
 
 // MAX_DUOS products of a query and a key, or of a weight of softmax and a value, are less than 2^31.
@@ -64,6 +64,7 @@ struct Input<Duo> : Rounded<int16_t> {  // queries
                               [&](int k, Ints numbers) { put_shorts(to + k, numbers); });
     }
   }
+  static void reserve(int rows, int K) { Rounded(rows, K); }
 };
 
 #if defined(MATRIX_UNITS)

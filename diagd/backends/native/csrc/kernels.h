@@ -5,7 +5,7 @@
 // ascending order, whatever tile it falls into: results do not depend on how many lanes share a step,
 // and raster and diagonal steps that see the same tokens compute the same bits.
 #pragma once
-#include <new>
+#include <cstdint>
 #include <vector>
 
 #include "simd.h"
@@ -13,19 +13,24 @@
 // Columns of a block, which are those of a tile of many rows; values of k.
 constexpr int BLOCK = REGISTER == 64 ? 32 : 16, PREFETCH = 64;
 
-// Makes room for `count` numbers at least; false where there is no memory for them.
+// Makes room for `count` numbers at least, or throws; counts are of 64 bits in a browser, too.
 template <class T>
-bool make_room(std::vector<T>& numbers, size_t count) {
+void make_room(std::vector<T>& numbers, uint64_t count) {
+  if (numbers.size() < count) numbers.resize(std::min<uint64_t>(count, SIZE_MAX));
+}
+
+// Returns what f returns, 2 where it throws: for lack of memory or threads.
+template <class F>
+int guarded(F f) {
 #if defined(__cpp_exceptions)
   try {
-    if (numbers.size() < count) numbers.resize(count);
-  } catch (const std::bad_alloc&) {
-    return false;
+    return f();
+  } catch (...) {
+    return 2;
   }
 #else  // in a browser it traps
-  if (numbers.size() < count) numbers.resize(count);
+  return f();
 #endif
-  return true;
 }
 
 // Where a product goes: out = (or +=) row * scale * x W + bias. Pointers but `to` may be null.
@@ -197,8 +202,8 @@ template <class F>
 INLINE void in_chunks(int rows, F f) {
   const int chunks = chunks_of(rows);
   for (int c = 0; c < chunks; c++) {
-    const int first = rows * c / chunks;
-    f(first, rows * (c + 1) / chunks - first);
+    const int first = (int64_t)rows * c / chunks;
+    f(first, (int)((int64_t)rows * (c + 1) / chunks) - first);
   }
 }
 
@@ -229,6 +234,8 @@ struct Input {
   ptrdiff_t stride;
   int rows;
   Input(const float* x, ptrdiff_t stride, int rows, int) : x(x), stride(stride), rows(rows) {}
+  // Makes room for rows of K numbers, or throws: in the middle of a step nobody could say so.
+  static void reserve(int, int) {}
 };
 
 template <class T>

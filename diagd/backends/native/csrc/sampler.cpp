@@ -91,7 +91,7 @@ void keep_nucleus(const Draw& d, std::vector<Candidate>& kept, double total) {
 int64_t sample(const Draw& d, const float* logits, int low, int high, uint32_t key,
                std::vector<Candidate>& kept, std::vector<float>& scores) {  // scratch
   const int n = high - low, whole = ceil_to(n, LINE);
-  scores.resize(2 * whole);
+  scores.resize((size_t)2 * whole);
   float* masses = scores.data() + whole;
   for (int i = 0; i < n; i++) scores[i] = logits[low + i] / d.temperature;
   std::fill(scores.data() + n, masses, -INFINITY);
@@ -138,21 +138,19 @@ int64_t sample(const Draw& d, const float* logits, int low, int high, uint32_t k
   return winner;
 }
 
-}  // namespace
-
-// Returns 0, or 1 without having done anything where the valid ids of a lane are none of the logits'.
-extern "C" int draw(const Draw* draw) {
-  const Draw& d = *draw;
+int draw_all(const Draw& d) {
   for (int lane = 0; lane < d.lanes; lane++)
     if (d.low[lane] < 0 || d.low[lane] >= d.high[lane] || d.high[lane] > d.vocab) return 1;
   Lap lap(d.seconds);
-  std::atomic<int> next{0};
-  team.run(d.batch * d.lanes == 1 ? 1 : d.threads, [&](int, int, Barrier&) {
+  const int64_t count = (int64_t)d.batch * d.lanes;
+  std::atomic<int64_t> next{0};
+  std::atomic<int> failed{0};
+  const auto draw_some = [&] {
     std::vector<Candidate> kept;
     std::vector<float> scores;
-    for (int i; (i = next++) < d.batch * d.lanes;) {
+    for (int64_t i; (i = next++) < count;) {
       const int lane = i % d.lanes, low = d.low[lane], high = d.high[lane];
-      const float* logits = d.logits + (int64_t)i * d.stride;
+      const float* logits = d.logits + i * d.stride;
       const uint64_t seed = d.seeds[i / d.lanes];
       uint32_t key = mix((uint32_t)seed ^ mix((uint32_t)(seed >> 32) ^ 0x9E3779B9u));
       for (const int64_t place : {d.frames[lane], d.rows[lane], d.columns[lane]})
@@ -160,7 +158,19 @@ extern "C" int draw(const Draw* draw) {
       d.drawn[i] = d.temperature == 0 ? greedy(logits, low, high)
                                       : sample(d, logits, low, high, key, kept, scores);
     }
+    return 0;
+  };
+  team.run(count == 1 ? 1 : d.threads, [&](int, int, Barrier&) {
+    if (guarded(draw_some)) failed = 2;
   });
   lap(DRAWING);
-  return 0;
+  return failed;
+}
+
+}  // namespace
+
+// Returns 0, or 1 without having done anything where the valid ids of a lane are none of the logits',
+// 2 where there is not enough memory.
+extern "C" int draw(const Draw* d) {
+  return guarded([&] { return draw_all(*d); });
 }

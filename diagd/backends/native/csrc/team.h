@@ -97,7 +97,15 @@ class Crew {
  public:
   static std::shared_ptr<Crew> hire(int threads) {
     const auto crew = std::make_shared<Crew>(threads);
-    for (int i = 1; i < threads; i++) std::thread([crew, i] { crew->serve(i); }).detach();
+    int hired = 1;
+    try {
+      for (; hired < threads; hired++)
+        std::thread([crew, hired] { crew->serve(hired); }).detach();
+    } catch (...) {  // the system gives no more: for those that wait, the others come too, and go
+      for (; hired < threads; hired++) crew->dock.arrive(threads);
+      crew->dismiss();
+      throw;
+    }
     return crew;
   }
   explicit Crew(int threads) : threads(threads), born(forks) {}

@@ -345,20 +345,27 @@ struct Backward {
 
 // Passes over all heads, those that share a head of keys one after the other.
 template <class Pass>
-void pass_over(const Attended& a) {
-  std::atomic<int> next{0};
-  team.run(a.threads, [&](int, int, Barrier&) {
+int pass_over(const Attended& a) {
+  const int64_t all = (int64_t)a.batch * a.kv_heads;
+  std::atomic<int64_t> next{0};
+  std::atomic<int> failed{0};
+  const auto pass_some = [&] {
     static thread_local Pass pass;
     const int group = a.heads / a.kv_heads;
     use_whole_tiles();
-    for (int i; (i = next++) < a.batch * a.kv_heads;) {
+    for (int64_t i; (i = next++) < all;) {
       const int batch = i / a.kv_heads, kv_head = i % a.kv_heads;
       pass.read(a, batch, kv_head);
       for (int j = 0; j < group; j++) pass.run(a, batch, kv_head * group + j);
       pass.write(a, batch, kv_head);
     }
     leave_tiles();
+    return 0;
+  };
+  team.run(a.threads, [&](int, int, Barrier&) {
+    if (guarded(pass_some)) failed = 2;
   });
+  return failed;
 }
 
 }  // namespace
@@ -375,9 +382,13 @@ int attention_trains() {
 }
 
 #if defined(BF16_DOTS)
-// Writes `to` and `masses`.
-void attend_forward(const Attended* a) { pass_over<Forward>(*a); }
+// Writes `to` and `masses`; returns 2 where there is not enough memory, like the next one.
+int attend_forward(const Attended* a) {
+  return guarded([&] { return pass_over<Forward>(*a); });
+}
 // Writes the three gradients.
-void attend_backward(const Attended* a) { pass_over<Backward>(*a); }
+int attend_backward(const Attended* a) {
+  return guarded([&] { return pass_over<Backward>(*a); });
+}
 #endif
 }

@@ -18,8 +18,9 @@ export class Connection {
     this.#hangUp();
     this.lastWords = null;
     this.welcomed = false; // before that we wait for a place, and have nothing to say
-    const scheme = location.protocol === "https:" ? "wss" : "ws";
-    this.socket = new WebSocket(`${scheme}://${location.host}/play`);
+    const url = new URL("play", document.baseURI); // below whatever path a proxy serves the page
+    url.protocol = url.protocol.replace("http", "ws");
+    this.socket = new WebSocket(url);
     this.socket.binaryType = "arraybuffer";
     this.socket.onmessage = (event) => { this.#listen(); this.#take(event.data); };
     this.socket.onclose = (event) => this.#closed(event);
@@ -43,7 +44,7 @@ export class Connection {
   }
 
   picture(scene) {
-    return `/scenes/${scene}.jpg`;
+    return `scenes/${scene}.jpg`;
   }
 
   /** What is kept of the dream: its `video`, or itself as `dream`. */
@@ -57,13 +58,13 @@ export class Connection {
     return (await (await this.#request(`start?seed=${seed}`, { method: "POST", body: file })).json()).notes;
   }
 
-  /** Begin a saved dream; how many frames it has. */
+  /** Begin a saved dream: its number of frames, and the name of its scene, if it has one. */
   async replay(file) {
-    return (await (await this.#request("replay", { method: "POST", body: file })).json()).frames;
+    return (await this.#request("replay", { method: "POST", body: file })).json();
   }
 
   async #request(path, options) {
-    const answer = await fetch(`/sessions/${this.session}/${path}`, options).catch(() => null);
+    const answer = await fetch(`sessions/${this.session}/${path}`, options).catch(() => null);
     if (answer?.ok) return answer;
     const problem = await answer?.json().catch(() => null);
     throw new Error(typeof problem?.detail === "string" ? problem.detail : "the server does not answer");

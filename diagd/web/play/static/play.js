@@ -3,6 +3,7 @@
 
 import { Browser, MAX_THREADS } from "./browser.js";
 import { Connection } from "./connection.js";
+import { dreamOfAddress, linkOf } from "./dream.js";
 import { useGamepad } from "./gamepad.js";
 import { Keyboard } from "./keyboard.js";
 import { Readings } from "./readings.js";
@@ -50,7 +51,6 @@ function welcome(document) {
   keyboard.use(document.keyboard);
   drawStrategies();
   drawScenes();
-  $("share").hidden = !can("share");
   $("own-caption").hidden = !can("upload");
   showControls();
   showRecording(0);
@@ -111,10 +111,11 @@ function showProgress(share) {
 }
 
 function showPace() {
-  const fps = readings.framesPerSecond;
-  const digits = fps.toFixed(fps && fps < 0.95 ? 2 : 1);
-  $("hud-fps").textContent = `${digits} frames/s`;
-  $("fps").textContent = digits;
+  const fps = state.paused && !state.replaying ? 0 : readings.framesPerSecond; // or 0 for none
+  const digits = fps && fps.toFixed(fps < 0.95 ? 2 : 1);
+  $("hud-fps").hidden = !fps && !state.paused;
+  $("hud-fps").textContent = fps ? `${digits} frames/s` : "paused";
+  $("fps").textContent = fps ? digits : "-";
   if (fps && fps < SLOW) showFaster();
   else if (fps > 1.5 * SLOW || !fps) $("faster").hidden = true;
 }
@@ -124,8 +125,8 @@ function showFaster() {
   const ways = [];
   if (controls.strategy !== "k=1" && about.strategies.some(([name]) => name === "k=1")) ways.push("the strategy k=1");
   if (controls.paced) ways.push("another pace");
-  ways.push(...(isHere ? waysHere() : waysThere()));
-  const said = `A frame takes a while on this machine. Faster: ${ways.join(", or ")}.`;
+  if (isHere) ways.push(...waysHere());
+  const said = `A frame takes a while here. Faster: ${ways.join(", or ")}.`;
   if (!ways.length || $("faster").textContent === said) return void ($("faster").hidden = !ways.length);
   $("faster").textContent = said;
   $("faster").hidden = false;
@@ -135,14 +136,6 @@ function waysHere() {
   if (!globalThis.crossOriginIsolated) return ["a window that is not private, and https, which let it use all cores"];
   const threads = Math.min(MAX_THREADS, navigator.hardwareConcurrency);
   return about.threads < threads ? [`${location.search ? "&" : "?"}threads=${threads} behind the address`] : ["fewer other programs"];
-}
-
-function waysThere() {
-  const flags = [];
-  if (about.computed[0] !== "int8") flags.push("--dtype int8");
-  if (about.remembers > 3) flags.push("--remember 3");
-  if (about.model === "doom") flags.push("--model maze");
-  return flags.length ? [`diagd play started with ${flags.join(" or ")}`] : [];
 }
 
 function showAction(action, taken) {
@@ -170,6 +163,7 @@ function figure(id, number, unit) {
 function setState(name, message) {
   const words = { live: "live", new: "connecting", lost: "not connected", waiting: "waiting for a place", ended: "ended" };
   $("state").textContent = words[name];
+  if (name !== "live") readings.forget();
   $("dot").className = `dot ${name === "live" ? "on" : "off"}`;
   for (const part of document.querySelectorAll(".controls, .starts, .card")) part.inert = name !== "live";
   $("curtain").hidden = name === "live";
@@ -179,14 +173,18 @@ function setState(name, message) {
   $("keep-video").hidden = !state.recorded;
   $("keep-session").hidden = !about;
   if (name === "ended") $("again").focus();
+  if (name !== "live" || state.followed) return;
+  state.followed = true;
+  load(dreamOfAddress(about));
 }
 
 function setPaused(paused) {
   state.paused = paused;
   $("pause").setAttribute("aria-pressed", paused);
-  $("pause").textContent = paused ? "Go on" : "Pause";
+  $("pause").textContent = paused ? "Resume" : "Pause";
   grid.pause(paused);
   readings.forget();
+  showPace();
   connection.send({ type: "pause", paused });
 }
 
@@ -313,7 +311,7 @@ async function download(what) {
 }
 
 async function share() {
-  const link = await attempt(() => connection.link());
+  const link = await attempt(async () => linkOf(JSON.parse(await (await connection.keep("dream")).blob.text()), about));
   if (!link) return;
   history.replaceState(null, "", link);
   const copied = await navigator.clipboard?.writeText(link).then(() => true, () => false);
@@ -334,12 +332,13 @@ async function upload(file) {
 
 async function load(file) {
   if (!file) return;
-  const frames = await attempt(() => connection.replay(file));
-  if (frames === null) return;
-  state.scene = null;
+  const begun = await attempt(() => connection.replay(file));
+  if (!begun) return;
+  const scene = about.scenes.indexOf(begun.scene);
+  state.scene = scene < 0 ? null : scene;
   showScene();
-  setPaused(false);
-  toast(`Replaying ${frames} frames`);
+  setPaused(document.hidden);
+  toast(`Replaying ${begun.frames} frames`);
 }
 
 $("other-engine").hidden = isExported;
@@ -396,8 +395,13 @@ for (const [id, take] of [["load-file", load], ["upload-file", upload]]) {
 for (const name of ["temperature", "top-p"]) $(name).addEventListener("pointerup", (event) => event.target.blur());
 document.addEventListener("dragover", (event) => event.preventDefault());
 document.addEventListener("drop", (event) => { event.preventDefault(); upload(event.dataTransfer.files[0]); });
+$("full").hidden = !document.fullscreenEnabled;
+$("full").onclick = () => (document.fullscreenElement ? document.exitFullscreen() : $("play").requestFullscreen());
+addEventListener("fullscreenchange", () => { $("full").ariaLabel = $("full").title = document.fullscreenElement ? "Leave full screen" : "Full screen"; });
+addEventListener("hashchange", () => location.reload()); // a link to a dream, pasted over this one
 document.addEventListener("visibilitychange", () => { if (document.hidden && about) { keyboard.release(); setPaused(true); } });
 
+new ResizeObserver(([{ contentRect }]) => $("play").style.setProperty("--keys", `${contentRect.height}px`)).observe($("controls"));
 setInterval(showPace, 1000); // of frames that do not come, too
 
 const spinner = $("spinner");

@@ -12,8 +12,8 @@ const MAX_FRAMES = 20000; // of a dream
 const TRIAL = 10; // frames that kernels and GPU both write, before one of them is taken
 const PATIENCE_MS = 2000; // with a frame of the GPU in its trial
 const FAILURES = {
-  1: "The file of the world is damaged, or no file of a world: load the page anew, or export it again.",
-  2: "The file of the world was written by another version of diagd: export it again.",
+  1: "The file of the world is damaged, or no file of a world: reload the page, or have it exported again.",
+  2: "The file of the world was written by another version of diagd: it has to be exported again.",
   3: "The world was asked for what it does not have.",
   4: "There is not enough memory for this world.",
   5: "No token could be drawn: the numbers of the model are broken.",
@@ -311,10 +311,10 @@ function begin() {
 async function advance() {
   if (state.history.length >= MAX_FRAMES) throw new Sentence(`This dream has lasted ${MAX_FRAMES} frames, which is the longest.`);
   const record = state.replaying.shift();
-  const isForGpu = state.mayUseGpu && (record ? record[5] : state.engine) === "webgpu";
+  const isForGpu = state.mayUseGpu && (record ?? state).engine === "webgpu";
   if (isForGpu) await (state.opening ??= openGpu());
-  const act = record ? { action: record[0], id: state.pressed.id } : nextAct();
-  const [strategy, temperature, top_p] = record?.slice(1) ?? [state.controls.strategy, state.controls.temperature, state.controls.top_p];
+  const act = record ? { action: record.action, id: state.pressed.id } : nextAct();
+  const { strategy, temperature, top_p } = (record ?? state).controls;
   const number = world.strategies.findIndex(([name]) => name === strategy);
   const order = [world.actions.indexOf(act.action), number, temperature, temperature ? top_p : 1];
   let started = performance.now();
@@ -330,10 +330,10 @@ async function advance() {
   const checksum = crc32(bytesAt(kernels.newest_tokens(), 4 * rows * columns));
   const pixels = new Uint8ClampedArray(bytesAt(kernels.paint(), 4 * height * width)); // a copy: what is shared cannot be shown
   const painted = performance.now();
-  state.history.push([act.action, strategy, temperature, top_p, checksum, ...(isDrawn ? ["webgpu"] : [])]);
+  state.history.push({ action: act.action, controls: { strategy, temperature, top_p }, checksum, ...(isDrawn && { engine: "webgpu" }) });
   if (record) {
     state.replayed++;
-    state.differing += record[4] != null && record[4] !== checksum;
+    state.differing += record.checksum != null && record.checksum !== checksum;
   }
   state.due = state.paced ? Math.max(state.due + 1000 / world.fps, started) : 0;
   send({

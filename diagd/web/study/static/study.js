@@ -32,7 +32,7 @@ async function ask(path, message) {
   try {
     response = await fetch(path, options);
   } catch {
-    throw new Error("The server does not answer. Is diagd study still running?");
+    throw new Error("The server does not answer. Try again in a moment.");
   }
   if (!response.ok) {
     const words = await response.json().then((body) => body.detail, () => response.statusText);
@@ -50,7 +50,7 @@ function show(name) {
 
 async function open() {
   try {
-    study = await (await ask("/api/study")).json();
+    study = await (await ask("api/study")).json();
   } catch (error) {
     show("welcome");
     return fail(error.message);
@@ -94,7 +94,7 @@ async function visit(index) {
 function load(number) {
   if (!loading.has(number)) {
     const { left, right } = study.trials[number];
-    const promise = Promise.all([left, right].map(async (id) => (await ask(`/media/${id}`)).blob()))
+    const promise = Promise.all([left, right].map(async (id) => (await ask(`media/${id}`)).blob()))
       .then((blobs) => blobs.map((blob) => URL.createObjectURL(blob)));
     promise.catch(() => loading.delete(number)); // so that it is tried again
     loading.set(number, promise);
@@ -230,7 +230,7 @@ function drawActions(actions) {
     add("rect", { x: start * wide + 1.5, width: (end - start) * wide - 3, y: 0, height: 56, rx: 4,
       "data-start": start, "data-end": end });
     const label = document.createElement("li");
-    label.textContent = ARROWS[name] || name;
+    label.textContent = ARROWS[name] || name.replaceAll("_", " ");
     label.title = name;
     label.setAttribute("aria-label", `${name}, ${end - start} frames`);
     label.style.flex = `${end - start} 1 0`;
@@ -267,7 +267,7 @@ async function answer(choice) {
   const { trial, number, key } = questions()[place];
   saving = true;
   try {
-    await ask("/api/answers", { trial: number, question: key, choice });
+    await ask("api/answers", { trial: number, question: key, choice });
   } catch (error) {
     return fail(`Not saved: ${error.message}`);
   } finally {
@@ -287,8 +287,8 @@ function back() {
 element("welcome").addEventListener("submit", async (submitted) => {
   submitted.preventDefault();
   try {
-    const known = await (await ask("/api/study")).json(); // which may have failed before
-    if (!known) await ask("/api/raters", { name: element("name").value });
+    const known = await (await ask("api/study")).json(); // which may have failed before
+    if (!known) await ask("api/raters", { name: element("name").value });
   } catch (error) {
     return fail(error.message);
   }

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import diagd
-from diagd.decoding.strategies.table import Exact, Jacobi, Strategy, Tolerant
+from diagd.decoding.strategies.table import Exact, Jacobi, Strategy
 from tests.decoding.cases import NUM_VISUAL, Case, cases, model_of
 
 SAMPLINGS = (
@@ -148,8 +148,6 @@ def test_steps_say_what_they_fed_and_what_became_final():
         (Exact, {"draft_lag": -1}, "draft_lag must be at least 0, got -1"),
         (Exact, {"draft_width": 0}, "draft_width must be at least 1, got 0"),
         (Jacobi, {"num_lanes": 0}, "num_lanes must be at least 1, got 0"),
-        (Tolerant, {"tolerance": 0.5}, "tolerance must be at least 1 and finite, got 0.5"),
-        (Tolerant, {"tolerance": 2.0, "num_lanes": 0}, "num_lanes must be at least 1, got 0"),
     ],
 )
 def test_options_that_cannot_be_are_refused(kind, keywords, message):

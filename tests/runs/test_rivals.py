@@ -1,4 +1,4 @@
-"""The rules keep what they promise: the model's distribution, or a bound on what is accepted."""
+"""runs/rivals.py: each keeps what it promises, raster's distribution or a bound on what stays."""
 
 import itertools
 import math
@@ -10,8 +10,7 @@ import torch
 import diagd
 from diagd.backends.native.model import NativeModel
 from diagd.decoding.sampling import Draw, ValidRanges
-from diagd.decoding.strategies.exact import Coupling, couple, keep_within
-from diagd.decoding.strategies.table import SpeculativeJacobi
+from runs.rivals import Coupling, Watched, couple, keep_within, parse
 from tests.decoding.cases import Case, Passing, model_of
 from tests.models.tiny import tiny_model
 
@@ -40,9 +39,9 @@ class Tied(Passing):
 
 
 def test_a_tolerance_of_one_writes_raster_s_tokens_where_ids_tie():
-    case, model = Case(), cast(Any, Tied(model_of("own")))
+    case, model = Case(), Watched(cast(Any, Tied(model_of("own"))))
     raster, tolerant = (
-        diagd.generate_tokens(model, case.prompt, strategy, grid=case.grid).tokens
+        diagd.generate_tokens(model, case.prompt, parse(strategy), grid=case.grid).tokens
         for strategy in ("raster", "tolerance=1,lanes=9")
     )
     assert torch.equal(raster, tolerant)
@@ -52,7 +51,7 @@ def test_what_drafts_were_drawn_from_is_kept_for_the_lanes_of_a_step_only():
     case = Case(batch_size=2)
     grid = case.grid
     engine = diagd.DecodingEngine(model_of("own"), grid.height, grid.width, batch_size=2)
-    rule = Coupling(engine.stream, SpeculativeJacobi(num_lanes=7))
+    rule = Coupling(engine.stream, num_lanes=7, afresh=True)
     assert rule.sources.shape == (2, 7, model_of("own").vocab_size)
 
 
@@ -99,9 +98,9 @@ def test_lossless_rules_write_the_distribution_of_the_model(strategy):
     exact = chosen.sum((1, 2)).exp()
     batch = 4000
     out = diagd.generate_tokens(
-        model,
+        Watched(model),
         prompt.expand(batch, 1).contiguous(),
-        strategy,
+        parse(strategy),
         context_frames=0,
         sampling=sampling,
         grid=diagd.TokenGrid(2, 1, 2),
@@ -113,11 +112,11 @@ def test_lossless_rules_write_the_distribution_of_the_model(strategy):
     assert exact.max() < 0.5
 
 
-def steps_of(model: NativeModel, strategy: str, seed: int) -> int:
+def steps_of(model: Watched, strategy: str, seed: int) -> int:
     out = diagd.generate_tokens(
         model,
         torch.arange(15)[None],
-        strategy,
+        parse(strategy),
         sampling=diagd.SamplingOptions(temperature=0.5),
         seed=seed,
         grid=diagd.TokenGrid(2, 3, 5),
@@ -127,7 +126,67 @@ def steps_of(model: NativeModel, strategy: str, seed: int) -> int:
 
 def test_tolerance_and_coupling_save_steps():
     strategies = ("exact,lanes=15", "tolerance=20,lanes=15", "sjd,lanes=15", "mc-sjd,lanes=15")
-    model = NativeModel(tiny_model(num_action_tokens=0))
+    model = Watched(NativeModel(tiny_model(num_action_tokens=0)))
     steps = {name: sum(steps_of(model, name, seed) for seed in range(12)) for name in strategies}
     assert steps["tolerance=20,lanes=15"] < steps["exact,lanes=15"]
     assert steps["mc-sjd,lanes=15"] < steps["sjd,lanes=15"]
+
+
+CASE = Case(batch_size=1, num_action_tokens=2)
+SAMPLED = diagd.SamplingOptions(temperature=1.0)
+
+
+def decode(
+    case: Case, window: int, sampling: diagd.SamplingOptions | None = None, seed: int = 0
+) -> diagd.GeneratedTokens:
+    return diagd.generate_tokens(
+        Watched(model_of("native")),
+        case.prompt,
+        parse(f"zipar-adaptive={window}"),
+        case.actions(),
+        case.context_frames,
+        case.grid,
+        sampling,
+        seed,
+    )
+
+
+@pytest.mark.parametrize("sampling", [None, SAMPLED])
+@pytest.mark.parametrize("num_action_tokens", [0, 2])
+def test_an_adaptive_window_of_a_whole_row_is_raster(sampling, num_action_tokens):
+    case = Case(batch_size=1, num_action_tokens=num_action_tokens)
+    schedule = diagd.DiagonalSchedule.raster(case.grid)
+    raster = diagd.generate_tokens(
+        model_of("native"), case.prompt, schedule, case.actions(), sampling=sampling
+    )
+    found = decode(case, case.width, sampling)
+    assert torch.equal(found.tokens, raster.tokens)
+    assert found.stats.num_steps == raster.stats.num_steps
+    assert found.stats.num_fed == raster.stats.num_fed
+
+
+def test_a_row_waits_at_least_one_token_and_at_most_for_the_row_above():
+    for window, seed in itertools.product((1, 2, 3), range(4)):
+        steps = decode(CASE, window, SAMPLED, seed).stats.num_steps
+        frame_least = (CASE.height - 1) * min(window + 1, CASE.width) + CASE.width
+        most = CASE.height * CASE.width
+        assert CASE.num_frames * frame_least <= steps <= CASE.num_frames * most
+
+
+def test_a_wider_adaptive_window_takes_more_steps():
+    steps = [sum(decode(CASE, w, SAMPLED, s).stats.num_steps for s in range(6)) for w in (1, 3, 5)]
+    assert steps == sorted(steps)
+    assert steps[0] < steps[-1]
+
+
+def test_what_a_rival_cannot_do_is_refused():
+    with pytest.raises(ValueError, match="zipar-adaptive=1 decodes one batch row"):
+        decode(Case(batch_size=2), 1)
+    with pytest.raises(ValueError, match="give them the model as Watched"):
+        diagd.generate_tokens(
+            model_of("own"), CASE.prompt, parse("sjd"), CASE.actions(), 1, CASE.grid, SAMPLED
+        )
+    with pytest.raises(ValueError, match="sjd needs a temperature above 0"):
+        diagd.generate_tokens(
+            Watched(model_of("own")), CASE.prompt, parse("sjd"), CASE.actions(), 1, CASE.grid
+        )
