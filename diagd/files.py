@@ -65,7 +65,7 @@ def naming(
         yield
     except kinds as error:
         reason = f"no {error} in it" if isinstance(error, KeyError) else str(error).strip()
-        line = (reason or type(error).__name__).partition("\n")[0]
+        line = (reason or type(error).__name__).partition("\n")[0][:800]  # it may repeat a file
         is_named = re.match(re.escape(str(where).partition(": ")[0]) + r"[:/\\]", line)
         raise ValueError(line if is_named else f"{where}: {line}") from None
 

@@ -93,7 +93,7 @@ _REPHRASED = {  # pattern of tyro's words -> ours
 @dataclasses.dataclass(frozen=True)
 class Shared:
     json: tyro.conf.FlagCreatePairsOff[bool] = False  # stdout is one JSON document, nothing else
-    threads: int | None = None  # CPU threads that compute; default: as many as PyTorch takes
+    threads: int | None = None  # CPU threads that compute; default: as many as there are free cores
 
 
 def parse(

@@ -7,6 +7,7 @@ does its task again. Results return to the process that asked, which alone write
 import logging
 import math
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -92,6 +93,9 @@ def _do_with_ray(
     tasks: Sequence[Task], make: Callable[[], Worker[Task, Result]], pool: Pool
 ) -> Iterator[tuple[Task, Result | ValueError]]:
     require("--workers", "ray")
+    if pool.address is None:  # Ray's processes listen to the network: who knows no token is refused
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        os.environ["RAY_AUTH_MODE"] = "token"
     import ray  # takes seconds, and one process needs none
     from ray.exceptions import RayActorError
     from ray.util import ActorPool

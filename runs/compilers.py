@@ -2,9 +2,12 @@
 
     python runs/compilers.py --march x86-64-v3 --out docs/results/compilers.json
 
-All builds run the same steps in turns: raster's and k=1's, after one frame and a full context.
-The multiply rate is what PyTorch reaches in a square product of float32 with the same instructions,
-so the share of it says what the compiler made of the source. Leave the machine alone.
+    git worktree add ../before COMMIT
+    python runs/compilers.py --compilers g++ --before ../before
+
+All builds run the same steps in turns: raster's and k=1's, after one frame and a full context;
+with another checkout, its kernels as well. Shares are of the memory and multiply rates that `diagd
+bench` measures with the same instructions. Leave the machine alone.
 """
 
 import ctypes
@@ -28,14 +31,16 @@ from diagd.backends.native.compiler import FLAGS, SOURCES
 from diagd.backends.native.model import NativeModel
 from diagd.backends.native.weights import NativeDType
 from diagd.backends.step_times import in_turns
+from diagd.benchmark.steps import StepTimes, bytes_read, flops, measure_ceilings
+from diagd.commands.bench import CACHE_BYTES
 from diagd.decoding.model import CausalModel
 from diagd.families.checkpoints import model_path, read_config
 from diagd.families.presets import PRESETS
 from diagd.files import write_json
-from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
-from diagd.system import provenance
+from diagd.system import git_commit, provenance
 
+ROOT = Path(__file__).resolve().parent.parent
 COMPILERS = ("g++", "g++-11", "g++-12", "g++-13", "g++-14", "clang++", "zig")
 LIMITS = {  # what has PyTorch use no more than that
     "x86-64-v3": {
@@ -43,6 +48,11 @@ LIMITS = {  # what has PyTorch use no more than that
         "ONEDNN_MAX_CPU_ISA": "AVX2",
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
     }
+}
+RATES = {  # whose products are timed; of bytes nothing is known here, as in `diagd bench`
+    "float32": (torch.float32,),
+    "bfloat16": (torch.bfloat16,),
+    "int8": (torch.float32, torch.bfloat16),
 }
 
 
@@ -56,6 +66,7 @@ class Options:
     dtypes: tuple[NativeDType, ...] = ("float32", "bfloat16", "int8")
     seconds: float = 3.0  # for all builds, a kind of step
     compilers: tuple[str, ...] = COMPILERS
+    before: Path | None = None  # another checkout
 
 
 def main(options: Options) -> None:
@@ -66,12 +77,19 @@ def main(options: Options) -> None:
         sys.exit(subprocess.run(command, env={**os.environ, **limits}).returncode)
     with TemporaryDirectory() as scratch:
         builds = build_all(options.compilers, options.march, Path(scratch))
+        commits = {"now": git_commit(ROOT)}
+        if options.before is not None:
+            commits["before"] = git_commit(options.before)
+            sources, folder = options.before / SOURCES.relative_to(ROOT), Path(scratch) / "before"
+            folder.mkdir()
+            older = build_all(options.compilers, options.march, folder, sources)
+            builds |= {f"{name} before": build for name, build in older.items()}
         document = {
             "march": options.march,
             "limits": limits,
             **provenance(torch.device("cpu")),
+            "commits": commits,
             "compilers": {name: version for name, (_, version) in builds.items()},
-            "multiplied_per_second": multiply_rate(),
             "rows": [
                 row
                 for model in options.models
@@ -79,19 +97,18 @@ def main(options: Options) -> None:
                 for row in time_builds(builds, model, dtype, options.seconds)
             ],
         }
-    rate = document["multiplied_per_second"]
     for row in document["rows"]:
-        row["share_of_rate"] = row["multiplied"] / row["seconds"] / rate
         print(
-            f"{row['model']:<10}{row['dtype']:<9}{row['by']:<9}{row['lanes']:>3} lanes "
-            f"after {row['seen']:>4}: {1e3 * row['seconds']:7.2f} ms, {row['share_of_rate']:4.0%}"
+            f"{row['model']:<10}{row['dtype']:<9}{row['by']:<12}{row['lanes']:>3} lanes after "
+            f"{row['seen']:>4}: {1e3 * row['seconds']:7.2f} ms, {row['bandwidth_share']:4.0%} of "
+            f"memory's rate, {row['flops_share']:4.0%} of multiplication's"
         )
     if options.out is not None:
         write_json(options.out, document, indent=1)
 
 
 def build_all(
-    compilers: tuple[str, ...], march: str, folder: Path
+    compilers: tuple[str, ...], march: str, folder: Path, sources: Path = SOURCES
 ) -> dict[str, tuple[ctypes.CDLL, str]]:
     """Build with each compiler that is here; returns its library and what it says of itself."""
     builds = {}
@@ -102,8 +119,8 @@ def build_all(
         elif shutil.which(name) is None:
             continue
         target = folder / f"{name}.so"
-        sources = map(str, SOURCES.glob("*.cpp"))
-        flags = [*FLAGS, f"-march={named}", *sources, "-o", str(target)]
+        files = map(str, sources.glob("*.cpp"))
+        flags = [*FLAGS, f"-march={named}", *files, "-o", str(target)]
         if subprocess.run([*command, *flags], capture_output=True).returncode:
             print(f"{name} builds nothing here", file=sys.stderr)
             continue
@@ -112,26 +129,18 @@ def build_all(
     return builds
 
 
-def multiply_rate() -> float:
-    """Return how many multiplications a second a square product of float32 has, at best."""
-    size, best = 2048, float("inf")
-    matrix = torch.ones(size, size)
-    for _ in range(10):
-        since = time.perf_counter()
-        torch.mm(matrix, matrix)
-        best = min(best, time.perf_counter() - since)
-    return size**3 / best
-
-
 def time_builds(
     builds: dict[str, tuple[ctypes.CDLL, str]], name: str, dtype: NativeDType, budget: float
 ) -> list[dict[str, Any]]:
     """Time steps of a model by every build, and by PyTorch's kernels, in turns."""
     config = PRESETS[name] if name in PRESETS else read_config(model_path(name) / "config.json")
-    models: dict[str, CausalModel] = {
+    ours = {
         by: NativeModel(Transformer.random(config), dtype, library=library)
         for by, (library, _) in builds.items()
     }
+    weight_bytes = next(iter(ours.values())).weight_bytes
+    models: dict[str, CausalModel] = {**ours}
+    ceilings = measure_ceilings(torch.device("cpu"), *RATES[dtype])
     plain = Transformer.random(config, dtype=dtype_of(dtype))
     pytorch = {"pytorch": merge_linears(plain, can_pack(plain))} if dtype != "int8" else {}
     rows = []
@@ -142,6 +151,11 @@ def time_builds(
             if pytorch:  # apart: its threads spin on the cores after they have computed
                 seconds |= in_turns(pytorch, lanes, seen, budget / 4)
                 time.sleep(1)
+            one = StepTimes([], [lanes], [seen])
+            read, done = (
+                bytes_read(config, one, weight_bytes, CACHE_BYTES[dtype]),
+                flops(config, one),
+            )
             rows += [
                 {
                     "model": name,
@@ -149,22 +163,14 @@ def time_builds(
                     "by": by,
                     "lanes": lanes,
                     "seen": seen,
-                    "multiplied": lanes * multiplied(config, seen),
-                    "seconds": statistics.median(of),
+                    "seconds": (median := statistics.median(of)),
                     "least": min(of),
+                    "bandwidth_share": read / median / ceilings.bytes_per_second,
+                    "flops_share": done / median / ceilings.flops_per_second,
                 }
                 for by, of in seconds.items()
             ]
     return rows
-
-
-def multiplied(config: ModelConfig, seen: int) -> int:
-    """Count the multiplications of a lane that sees so many slots."""
-    width = config.num_heads * config.head_dim
-    keys = config.num_kv_heads * config.head_dim
-    mlp = (3 if config.mlp == "swiglu" else 2) * config.intermediate_size
-    layer = config.hidden_size * (2 * width + 2 * keys + mlp) + 2 * width * seen
-    return config.num_layers * layer + config.hidden_size * config.vocab_size
 
 
 if __name__ == "__main__":

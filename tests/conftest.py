@@ -29,7 +29,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is marked `gpu` where there is none."""
     import torch  # slow, and pytest-xdist's processes begin only when this file is read
 
+    from diagd.backends import prepare
+
     torch.set_num_threads(1)
+    prepare.BUSY_SHARE = 1.0  # or processes that test at once would time steps again and again
     items.sort(key=lambda item: item.path.stem not in LONGEST)
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():

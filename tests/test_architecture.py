@@ -33,7 +33,7 @@ LAYERS = (
     ("families", "backends", "workers"),
     ("models", "tokenizers", "metrics"),
     ("decoding", "data"),
-    ("weight_files",),
+    ("weight_files", "threads"),
     (
         "checks",
         "console",

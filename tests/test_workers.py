@@ -1,5 +1,6 @@
 """Workers in this process and in Ray's: `diagd evaluate --workers 2` as a user runs it."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 import torch
@@ -74,6 +76,33 @@ def test_processes_of_ray_s_do_what_one_process_does():
     assert done == [*HALVED, (13, "4 processes died of it")]
     with pytest.raises(ValueError, match="no -1"):
         list(do_tasks([2, 3], partial(Halver, -1), pool))
+
+
+STRANGER = """
+import logging, sys, ray
+ray.init(sys.argv[1], logging_level=logging.ERROR, log_to_driver=False)
+print(ray.get(ray.remote(num_cpus=0)(lambda: "ran").remote()))
+"""
+
+
+@pytest.mark.slow
+def test_who_does_not_know_the_token_runs_no_code_in_workers():
+    tasks = do_tasks([2, 4], partial(Halver, 0), Pool(workers=2, worker_cpus=0.5))
+    next(tasks)
+    ray = importlib.import_module("ray")
+    command = [sys.executable, "-c", STRANGER, ray.get_runtime_context().gcs_address]
+    ours = {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
+
+    known = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    others = {"RAY_AUTH_MODE": "disabled"}, ours | {"RAY_AUTH_TOKEN": 64 * "0"}
+    visits = [
+        subprocess.Popen(command, env=known | env, text=True, stdout=PIPE, stderr=PIPE)
+        for env in (*others, ours)
+    ]
+    said = [visit.communicate(timeout=200)[0] for visit in visits]
+    assert said == ["", "", "ran\n"]
+    assert [visit.returncode for visit in visits] == [1, 1, 0]
+    assert len(list(tasks)) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,22 @@
 """The table of backends, and the choice among them: what runs the steps of a model here.
 
 On the CPU the choice is measured: the first use of a model's shape times the candidates for about a
-second and keeps what it finds beside the kernels.
+second and keeps what it finds beside the kernels, for a day, unless the machine was busy.
 """
 
 import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple, get_args
 
 import torch
+from filelock import FileLock
 
 from diagd.backends.devices import dtype_of, multiplies_bfloat16
 from diagd.backends.linears import can_pack, int8_companion, merge_linears, round_linears
@@ -29,6 +32,7 @@ from diagd.decoding.model import CausalModel
 from diagd.files import write_json
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
+from diagd.threads import Neighbours, follow_free_cores, threads_when_idle
 
 logger = logging.getLogger("diagd")
 
@@ -78,6 +82,8 @@ _CANDIDATES: dict[Backend, tuple[DTypeName, ...]] = {
 }
 ROUNDING_PAYS = 0.9  # of the time of the more exact type, or that one stays
 NATIVE_DTYPES = torch.float32, torch.bfloat16  # of models that our kernels run
+BUSY_SHARE = 0.3  # of the processor, in use by others: what was timed then is not kept
+KEPT_S = 86_400.0  # after which candidates are timed again
 
 
 @cache
@@ -85,13 +91,46 @@ def time_candidates(config: ModelConfig) -> list[Candidate]:
     """Return what can run a model of this shape on the CPU, timed now or when it first was.
 
     Times are of two layers, or of the bundled world's where the model is large; they are kept for
-    the kernels, this torch, its threads and its limits.
+    the kernels, this torch, its threads and its limits. Where several processes come at the same
+    time, one takes them and the others wait for it.
     """
     shape = shape_to_time(config)
-    path = cache_folder() / f"steps-{_digest_of(shape)}.json"
+    path = _times_file(shape)
+    lock = FileLock(path.with_name(".steps.lock"))
+    with suppress(OSError):  # where nothing can be kept, the next process times them again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    try:
+        kept = _read_times(path)
+        if kept and time.time() - path.stat().st_mtime < KEPT_S:
+            return kept
+        neighbours = Neighbours()
+        found = _time_candidates(shape)
+        if neighbours.share() > BUSY_SHARE:
+            return kept or found
+        with suppress(OSError):
+            write_json(path, found)
+        return found
+    finally:
+        lock.release()
+
+
+def time_again(config: ModelConfig) -> None:
+    """Let the next `time_candidates` of a shape take its times anew, in this process and others."""
+    with suppress(OSError):  # there are none, or they are somebody else's
+        os.utime(_times_file(shape_to_time(config)), (0, 0))
+    time_candidates.cache_clear()
+
+
+def _read_times(path: Path) -> list[Candidate]:
     with suppress(OSError, ValueError):  # there are none yet, or the file is damaged
         kept = json.loads(path.read_text(encoding="utf-8"))
         return [Candidate(backend, dtype, StepTimes(*times)) for backend, dtype, times in kept]
+    return []
+
+
+def _time_candidates(shape: ModelConfig) -> list[Candidate]:
+    follow_free_cores()
     found: list[Candidate] = []
     for backend, dtypes in _CANDIDATES.items():
         models: dict[DTypeName, CausalModel] = {}
@@ -103,8 +142,6 @@ def time_candidates(config: ModelConfig) -> list[Candidate]:
                 logger.debug("%s", error)
         times = time_steps(shape, models)
         found += [Candidate(backend, dtype, times[dtype]) for dtype in models]
-    with suppress(OSError):  # where nothing can be kept, the next process times them again
-        write_json(path, found)
     return found
 
 
@@ -132,6 +169,27 @@ def choose_dtype(
     return chosen
 
 
+def choose_backend(
+    name: Backend, device: torch.device, dtype: str, config: ModelConfig = REFERENCE
+) -> Backend:
+    """Return the backend that `auto` is for weights of a type, for all who share a run.
+
+    It stays `auto` on a GPU, and on a CPU where our kernels are found not to work.
+    """
+    if name != "auto" or device.type != "cpu":
+        return name
+    if not has_kernels(config):
+        return "eager"
+    found = [one for one in time_candidates(config) if one.dtype == dtype]
+    if all(one.backend != "native" for one in found):
+        return "auto"
+    return min(found, key=lambda one: one.times.cost).backend
+
+
+def _times_file(shape: ModelConfig) -> Path:
+    return cache_folder() / f"steps-{_digest_of(shape)}.json"
+
+
 def _digest_of(shape: ModelConfig) -> str:
     try:
         load_library()  # whose failure is remembered
@@ -139,20 +197,18 @@ def _digest_of(shape: ModelConfig) -> str:
     except OSError as error:
         kernels = str(error)
     limits = [os.environ.get(name) for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")]
-    parts = kernels, torch.__version__, torch.get_num_threads(), limits, shape
+    parts = kernels, torch.__version__, threads_when_idle(), limits, shape
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def _best(model: Transformer, int8: bool) -> Backend:
     if model.device.type != "cpu":
         return "triton" if why_not(model) is None else "cuda-graph"
-    if model.dtype not in NATIVE_DTYPES or not has_kernels(model.config):
+    if model.dtype not in NATIVE_DTYPES:
         return "eager"
     name = "int8" if int8 else str(model.dtype).removeprefix("torch.")
-    found = [one for one in time_candidates(model.config) if one.dtype == name]
-    if all(one.backend != "native" for one in found):
-        return "native"  # it fails, and says why
-    return min(found, key=lambda one: one.times.cost).backend
+    chosen = choose_backend("auto", model.device, name, model.config)
+    return "native" if chosen == "auto" else chosen  # it fails, and says why
 
 
 def _native(model: Transformer, int8: bool) -> CausalModel:

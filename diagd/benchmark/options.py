@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import tyro
+
 from diagd.backends.names import Backend, DTypeChoice
 from diagd.checks import check_at_least, check_values
 from diagd.decoding.sampling_options import SamplingOptions
@@ -108,11 +110,15 @@ class DoctorOptions:
     With --json the document has `machine`, `gpu` (null on the CPU), `kernels` (and
     how those `tried` did), `choices` (what auto becomes, and why, and `fastest`; what
     a step takes for each of the `candidates`), `extras` (the modules that each lacks),
-    `frames_per_second` of the bundled model by strategy, as `diagd play` shows it, and `warnings`.
+    `frames_per_second` of the model by strategy, as `diagd play` shows it (none for models that
+    bring no prompt), and `warnings`.
     """
 
     device: Device = "cpu"  # cpu, cuda, cuda:1
+    model: str = "doom"  # for which is chosen, and which is probed: bundled, a folder, a checkpoint
     seconds: float = 5.0  # of the speed probe; 0 leaves it out
+    # time a step of the model's shape now, and not from what was timed within the last day
+    again: tyro.conf.FlagCreatePairsOff[bool] = False
 
     def __post_init__(self) -> None:
         check_values(self, ("seconds", 0 <= self.seconds < float("inf"), "0 or more"))

@@ -1,7 +1,9 @@
-"""Describe this machine, what of diagd will run on it, and how fast the bundled world is here.
+"""Describe this machine, what of diagd will run on it, and how fast a world is here.
 
 diagd doctor                   # some ten seconds, five of them a probe
 diagd doctor --seconds 0       # no probe
+diagd doctor --model maze      # what auto is for another model
+diagd doctor --again           # time the choices again, once the machine is quiet
 """
 
 import itertools
@@ -19,18 +21,19 @@ import torch
 from diagd.backends.devices import cpu_features, device_of
 from diagd.backends.native.compiler import find_compiler
 from diagd.backends.native.library import cache_folder, candidates_tried, load_library, say_origin
-from diagd.backends.prepare import choose_dtype, time_candidates
+from diagd.backends.prepare import BUSY_SHARE, choose_dtype, time_again, time_candidates
 from diagd.backends.triton.model import why_not_on
 from diagd.benchmark.options import DoctorOptions
 from diagd.console import make_console, print_table, waiting
 from diagd.data.video import read_video
 from diagd.extras import EXTRAS, missing_modules
-from diagd.families.checkpoints import model_path, read_config
+from diagd.families.checkpoints import find_model
 from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.world_folder import WorldSource
 from diagd.system import cpu_name, usable_cores
+from diagd.threads import LOOK_S, Neighbours, follow_free_cores, threads_from
 
-WORLD = "doom"
 INSTRUCTIONS = {  # by torch's names of capabilities
     "avx2": "AVX2",
     "avx512_f": "AVX-512",
@@ -40,12 +43,14 @@ INSTRUCTIONS = {  # by torch's names of capabilities
     "sve": "SVE",
     "sve2": "SVE2",
 }
-BUSY_SHARE = 0.25  # of the processor; with more of it taken by others, times say little
 
 
 def machine_facts() -> dict[str, Any]:
     """Return versions, processor, memory, and how much of them is in use now."""
-    others = psutil.cpu_percent(interval=1.0) / 100  # while this process sleeps
+    neighbours = Neighbours()
+    time.sleep(LOOK_S)
+    others = neighbours.share()
+    follow_free_cores()
     memory, features = psutil.virtual_memory(), cpu_features()
     instructions = [name for feature, name in INSTRUCTIONS.items() if features.get(feature)]
     level = torch.backends.cpu.get_cpu_capability()  # of a torch that knows no more
@@ -59,6 +64,7 @@ def machine_facts() -> dict[str, Any]:
         "processor": cpu_name(),
         "instructions": ["NEON"] * (platform.machine() in ("arm64", "aarch64")) + instructions,
         "threads": torch.get_num_threads(),
+        "threads_from": threads_from(),
         "cores_allowed": usable_cores(),
         "load_average": [round(value, 2) for value in psutil.getloadavg()],
         "used_by_others": others,
@@ -115,9 +121,9 @@ def kernel_facts() -> dict[str, Any]:
     }
 
 
-def choices(device: torch.device) -> dict[str, Any]:
-    """Return what `auto` is for the bundled world, and why; on the CPU with what was timed."""
-    config, timed = read_config(model_path(WORLD) / "config.json"), []
+def choices(device: torch.device, model: str) -> dict[str, Any]:
+    """Return what `auto` is for a model, and why; on the CPU with what was timed."""
+    config, timed = find_model(model).config, []
     name, fastest = (choose_dtype(kind, device, config) for kind in ("auto", "fastest"))
     if device.type == "cuda":
         backend = "triton", "our Triton kernels, in captured steps"
@@ -142,13 +148,16 @@ def choices(device: torch.device) -> dict[str, Any]:
 
 
 def probe_speed(
-    device: torch.device, seconds: float, strategies: tuple[str, ...]
+    device: torch.device, model: str, seconds: float, strategies: tuple[str, ...]
 ) -> dict[str, float]:
-    """Return frames a second of the bundled world, as `diagd play` shows it, pixels included."""
-    world = VideoGenerator.from_pretrained(WORLD, device, "fastest")
+    """Return frames a second of a world, as `diagd play` shows it, pixels included."""
+    found, prompt = find_model(model), WorldSource(model).folder / "prompt.mp4"
+    speeds: dict[str, float] = {}
+    if not found.config.num_action_tokens or not prompt.is_file():
+        return speeds  # nothing to go on from
+    world = VideoGenerator.from_pretrained(model, device, "fastest")
     assert world.vocabulary is not None
-    start = read_video(model_path(WORLD) / "prompt.mp4").frames[-1:]
-    speeds = {}
+    start = read_video(prompt).frames[-1:]
     for strategy in strategies:
         frames = world.stream(start, itertools.repeat(world.vocabulary.names[1]), strategy=strategy)
         next(frames)  # warms up
@@ -162,9 +171,11 @@ def probe_speed(
 
 def main(options: DoctorOptions) -> dict[str, Any]:
     """Look at the machine, print a line for each fact, then measure."""
-    device, console = device_of(options.device), make_console()
+    device, console, model = device_of(options.device), make_console(), options.model
+    if options.again:
+        time_again(find_model(model).config)
     with waiting("looking at this machine"):
-        machine, kernels, chosen = machine_facts(), kernel_facts(), choices(device)
+        machine, kernels, chosen = machine_facts(), kernel_facts(), choices(device, model)
     report: dict[str, Any] = {
         "device": str(device),
         "machine": machine,
@@ -189,17 +200,18 @@ def main(options: DoctorOptions) -> dict[str, Any]:
             note = "auto" if pair == auto else "--dtype int8" if one["dtype"] == "int8" else ""
             times = (f"{one[name]:.2f}" for name in ("raster_ms", "diagonal_ms"))
             lines.append([" ".join(pair), *times, note])
-        title = "ms a step (two layers of the bundled model)"
+        title = f"ms a step (two layers of {model}, or of doom for a large model)"
         print_table(console, title, ["", "one lane", "a diagonal", ""], lines)
     for warning in report["warnings"]:
         say("warning", warning)
     if options.seconds:
         with waiting(f"dreaming for {options.seconds:g} seconds"):
-            speeds = probe_speed(device, options.seconds, ("raster", "k=1"))
+            speeds = probe_speed(device, model, options.seconds, ("raster", "k=1"))
         report["frames_per_second"], fastest = speeds, chosen["fastest"]
         for strategy, speed in speeds.items():
-            say(strategy, f"{speed:.2f} frames/s of {WORLD} in {fastest}, as diagd play shows it")
-        say("in short", _verdict(speeds["raster"], speeds["k=1"]))
+            say(strategy, f"{speed:.2f} frames/s of {model} in {fastest}, as diagd play shows it")
+        if speeds:
+            say("in short", _verdict(speeds["raster"], speeds["k=1"]))
     return report
 
 
@@ -229,8 +241,8 @@ def _lines(report: dict[str, Any]) -> dict[str, str]:
     return {
         "python": "{python}, diagd {diagd}, torch {torch}, {system}".format(**machine),
         "processor": f"{machine['processor']}: {', '.join(machine['instructions']) or 'no SIMD'}",
-        "threads": f"{machine['threads']} for {machine['cores_allowed']:g} cores; "
-        f"others use {machine['used_by_others']:.0%}, "
+        "threads": f"{machine['threads']} for {machine['cores_allowed']:g} cores, "
+        f"{machine['threads_from']}; others use {machine['used_by_others']:.0%}, "
         f"load {' '.join(map(str, machine['load_average']))}",
         "memory": f"{gigabytes[0]:.1f} GiB, {gigabytes[1]:.1f} GiB free",
         **({"gpu": gpu_line(report["gpu"])} if report["gpu"] else {}),

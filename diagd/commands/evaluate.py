@@ -16,7 +16,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from diagd.backends.devices import device_of
-from diagd.backends.names import DTypeName
-from diagd.backends.prepare import choose_dtype
+from diagd.backends.names import Backend, DTypeName
+from diagd.backends.prepare import choose_backend, choose_dtype
 from diagd.checks import shorten
 from diagd.console import make_console, track
 from diagd.data.actions import idle_action, split_actions
@@ -109,8 +109,10 @@ class Task(NamedTuple):
 class ClipMeter:
     """Measures tasks one after the other; keeps the last model, clip and image of raster."""
 
-    def __init__(self, options: EvaluateOptions, dtype: DTypeName) -> None:
-        self.options = options
+    def __init__(
+        self, options: EvaluateOptions, dtype: DTypeName, backends: Mapping[str, Backend]
+    ) -> None:
+        self.options, self._backends = options, backends  # one for each label
         self._dtype: DTypeName = dtype
         device = torch.device(options.device)
         backbone, detector = options.lpips_backbone, options.fvd_detector
@@ -135,7 +137,7 @@ class ClipMeter:
                 options.labelled_models()[model],
                 options.device,
                 self._dtype,
-                options.backend,
+                self._backends[model],
                 tokenizer=options.tokenizer,
             )
             _check_world(world, options, model)
@@ -379,7 +381,6 @@ def _check_world(world: VideoGenerator, options: EvaluateOptions, model: str) ->
 def main(options: EvaluateOptions) -> dict[str, Any]:
     """Measure what is not there yet, clips that `failed` before as well, and print the tables."""
     device, models = device_of(options.device), options.labelled_models()
-    dtype = choose_dtype(options.dtype, device)
     fingerprints = {label: fingerprint(model_path(name)) for label, name in models.items()}
     of_images = options.of_images
     limit = None if of_images else options.lengths.num_clips
@@ -391,7 +392,10 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
             check_strategy(found, strategy)
     if options.revisit:
         clips_after(options.clips, clips[0])  # or there is no chance
-    meter = ClipMeter(options, dtype)
+    file = IMAGES_FILE if of_images else RESULTS_FILE
+    path = options.out / (LIKELIHOOD_FILE if options.teacher_forced else file)
+    dtype, backends = _decide(options, device, path)
+    meter = ClipMeter(options, dtype, backends)
     failed: dict[str, str] = {}
     loads_here = options.is_this_process  # else others load the models
     if loads_here:
@@ -403,6 +407,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     run = {
         "kind": "run",
         "settings": options.settings(dtype),
+        "backends": backends,
         "metrics": meter.provenance,
         "models": fingerprints,
         "clips": {name: clip_fingerprint(files[name].path) for name in clips if name in files},
@@ -417,8 +422,6 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
         if clip not in failed
         for strategy in options.names()
     ]
-    file = IMAGES_FILE if of_images else RESULTS_FILE
-    path = options.out / (LIKELIHOOD_FILE if options.teacher_forced else file)
     num_measured = 0
     with appending(path) as append:
         before = read_results(path)
@@ -427,7 +430,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
         if missing := [task for task in tasks if tuple(task) not in done]:
             run["run"] = len(before.runs)
             append(run)
-            make = (lambda: meter) if loads_here else partial(ClipMeter, options, dtype)
+            make = (lambda: meter) if loads_here else partial(ClipMeter, options, dtype, backends)
             outcomes, num_done = do_tasks(missing, make, options), len(tasks) - len(missing)
             what = "images x strategies" if of_images else "clips x strategies"
             for task, outcome in track(outcomes, what, len(tasks), num_done):
@@ -455,6 +458,26 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
         "failed": failed,
         "notes": [*notes, *table.notes],
         "rows": table.rows,
+    }
+
+
+def _decide(
+    options: EvaluateOptions, device: torch.device, path: Path
+) -> tuple[DTypeName, dict[str, Backend]]:
+    """Return the dtype, and each model's backend: those of earlier runs of these results, if any.
+
+    Timings choose, and may choose otherwise the next time.
+    """
+    runs = read_results(path).runs if path.is_file() else []
+    runs = [run for run in runs if run["options"].get("dtype") == options.dtype]
+    dtype: DTypeName = (
+        runs[-1]["settings"]["dtype"] if runs else choose_dtype(options.dtype, device)
+    )
+    known = {label: one for run in runs for label, one in run.get("backends", {}).items()}
+    return dtype, {
+        label: known.get(label)
+        or choose_backend(options.backend, device, dtype, find_model(model).config)
+        for label, model in options.labelled_models().items()
     }
 
 

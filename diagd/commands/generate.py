@@ -36,7 +36,7 @@ from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.options import MANY_VIDEOS, ONE_VIDEO, GenerateOptions
 from diagd.pipeline.prompts import Prompt, likeness_notes, seed_of
-from diagd.pipeline.world_folder import WorldSource, check_strategy, codec_of
+from diagd.pipeline.world_folder import WorldSource, check_strategy, codec_of, decide
 from diagd.system import fingerprint, only_writer, provenance, refuse_other_run
 from diagd.tokenizers.text import encode_text, read_embedding
 from diagd.workers import do_tasks
@@ -197,6 +197,7 @@ class PromptWorker:
             "wall_seconds": time.perf_counter() - started,  # with tokenizing and painting
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "dtype": self.world.dtype,
+            "backend": self.world.backend,
             **self._provenance,
         }
         return record, torch.cat([prompt.frames, video.frames]), prompt.fps
@@ -210,9 +211,10 @@ def _continue_many(options: GenerateOptions, prompts: Path, out: Path) -> dict[s
     settings = _settings(options)
     failed: dict[str, str] = {}
     with only_writer(out):
-        missing = [path for path in paths if not _is_done(path.stem, out, settings)]
+        before = [_read_record(path.stem, out, settings) for path in paths]
+        missing = [path for path, record in zip(paths, before, strict=True) if record is None]
         num_done = len(paths) - len(missing)
-        results = do_tasks(missing, partial(PromptWorker, options), options)
+        results = do_tasks(missing, partial(PromptWorker, _decided(options, before)), options)
         for path, made in track(results, "prompts", len(paths), num_done):
             if isinstance(made, ValueError):
                 failed[path.name] = str(made)
@@ -258,17 +260,27 @@ def _settings(options: GenerateOptions) -> dict[str, Any]:
     return {"weights": fingerprint(model_path(options.model)), **flags}
 
 
-def _is_done(name: str, out: Path, settings: dict[str, Any]) -> bool:
-    """Return whether a prompt has its video, or raise ValueError for one of other settings."""
+def _decided(options: GenerateOptions, before: list[dict[str, Any] | None]) -> GenerateOptions:
+    """Decide for all workers what `auto` is: what it was for the videos that are there."""
+    known: dict[str, Any] = next((record for record in before if record), {})
+    decided = known.get("dtype", options.dtype), known.get("backend", options.backend)
+    device = torch.device(options.device)
+    if device.type == "cpu" or torch.cuda.is_available():  # else workers of a cluster have one
+        decided = decide(options.model, device, *decided, options.config)
+    return replace(options, dtype=decided[0], backend=decided[1])
+
+
+def _read_record(name: str, out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """Read how a prompt's video was made, if it is there; ValueError for one of other settings."""
     if not (path := out / f"{name}.json").is_file():
-        return False
+        return None
     try:
-        before = read_json_object(path)["settings"]
-        found = {name: before[name] for name in settings if name not in _MAY_DIFFER}
+        record = read_json_object(path)
+        before = {name: record["settings"][name] for name in settings if name not in _MAY_DIFFER}
     except (ValueError, LookupError, TypeError):
         raise ValueError(f"{path}: expected what diagd generate writes beside a video") from None
-    refuse_other_run(f"{path} was made with", found, settings)
-    return (out / f"{name}.mp4").is_file()
+    refuse_other_run(f"{path} was made with", before, settings)
+    return record if (out / f"{name}.mp4").is_file() else None
 
 
 RASTER_FRAMES = 2

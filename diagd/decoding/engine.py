@@ -22,6 +22,7 @@ from diagd.decoding.sampling import UNDRAWN, Draw, ValidRanges
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import SCRATCH, DecodePlan, Order, SequenceLayout, make_plan
 from diagd.decoding.visibility import NEVER, Rule, visible_slots
+from diagd.threads import follow_free_cores
 
 # Lanes of a prompt fed at once: on the CPU what the caches of its cores hold, on a GPU what keeps
 # it busy while the host launches the next layer.
@@ -136,7 +137,12 @@ class Stream:
         self.num_held = layout.context_frames
         self.num_generated = self.num_dropped_frames = self.num_steps = self.num_fed = 0
         self.verified = []
+        self._follow_free_cores()
         self._prefill(prompt.to(self.tokens.device))
+
+    def _follow_free_cores(self) -> None:
+        if not self.model.replays:  # which is compiled for a number of threads, or on a GPU
+            follow_free_cores()
 
     @torch.inference_mode()
     def _prefill(self, sequence: Tensor) -> None:
@@ -232,6 +238,7 @@ class Stream:
 
     def feed(self, step: NextStep) -> None:
         """Feed the lanes of a step, and write the tokens drawn from them."""
+        self._follow_free_cores()
         self.run(step.lanes, min(step.end, self.scratch))
         self.num_steps += 1
         self.num_fed += step.num_fed

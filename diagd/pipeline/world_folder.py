@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from diagd.backends.devices import dtype_of, multiplies_bfloat16
-from diagd.backends.names import DTypeChoice
-from diagd.backends.prepare import choose_dtype
+from diagd.backends.names import Backend, DTypeChoice, DTypeName
+from diagd.backends.prepare import choose_backend, choose_dtype
 from diagd.data.actions import ActionCodec
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.table import Strategy
@@ -82,6 +82,22 @@ def load_parts(
         read.painting = dtype if multiplies_bfloat16(device) else torch.float32
     text, model = checkpoints.load_text(found), checkpoints.build_model(found, device, dtype)
     return Parts(model, video_tokenizer.to(device), codec, defaults, text, int8)
+
+
+def decide(
+    name_or_path: str | Path,
+    device: torch.device,
+    dtype: DTypeChoice,
+    backend: Backend,
+    config: str | Path | None = None,
+) -> tuple[DTypeName, Backend]:
+    """Return what dtype and backend, `auto` or not, are for a model here.
+
+    Timings choose, and may choose otherwise the next time: who shares out a run decides once.
+    """
+    shape = checkpoints.find_model(name_or_path, config).config
+    chosen = choose_dtype(dtype, device, shape)
+    return chosen, choose_backend(backend, device, chosen, shape)
 
 
 def save_checkpoint(found: Checkpoint, target: Path, tokenizer: str | Path | None) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -32,6 +32,7 @@ from diagd.files import (
 )
 from diagd.models.transformer import Transformer
 from diagd.system import keep_freed_memory, refuse_other_run
+from diagd.threads import follow_free_cores
 from diagd.tokenizers.shards import TokenClips, part_of, read_shards
 from diagd.training.mixture import MixtureLoss, generator_of
 from diagd.training.options import RunOptions
@@ -42,6 +43,7 @@ NUM_STAGES = 10  # of a run; at the end of each it is looked at what the model c
 RUN_FILE = Path("training", "run.json")  # in the folder of a run: what it was, and its last step
 AGREE_S = 1.0  # of training, after which several processes agree on the time again
 Look = Callable[[], dict[str, Any]]  # what was seen, for the log
+Options = TypeVar("Options", bound=RunOptions)
 
 
 def read_clips(options: RunOptions) -> tuple[TokenClips, TokenClips | None]:
@@ -66,6 +68,14 @@ def read_clips(options: RunOptions) -> tuple[TokenClips, TokenClips | None]:
     if held_out is not None and held_out.kind != clips.kind:
         raise ValueError("validation: clips have another grid, tokenizer or actions than tokens")
     return clips, held_out
+
+
+def decide_precision(options: Options) -> Options:
+    """Return options whose precision is decided: `auto` is that of the run in --out, if any."""
+    state_file = options.out / RUN_FILE
+    before = read_json_object(state_file) if state_file.is_file() else {}
+    asked = before.get("precision", "auto") if options.precision == "auto" else options.precision
+    return replace(options, precision=choose_precision(asked))
 
 
 def sequences(clips: TokenClips, indices: Tensor, times: Tensor) -> Tensor:
@@ -125,10 +135,11 @@ class TrainingRun:
         self.batch_size = options.batch_of(clips)
         self.settings = {name: getattr(options, name) for name in ("seed", "hold", "optimizer")}
         self.settings["batch_size"] = self.batch_size
-        precision = choose_precision(options.precision)
+        self.settings["precision"] = precision = choose_precision(options.precision)
         accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
         self.accelerator, where = accelerator, (accelerator.device, accelerator.process_index)
         self.loss = MixtureLoss(options, model.config, *where)
+        self.is_compiled = self.loss.is_compiled
         optimizers = make_optimizers(model, options)
         if accelerator.is_fsdp2 and len(optimizers) > 1:  # accelerate would save one of them
             raise ValueError(
@@ -156,6 +167,7 @@ class TrainingRun:
             with naming(f"{held} damaged or of another version; choose another --out", damage):
                 step, seconds = state.pop("step"), state.pop("seconds")
                 finished, end = state.pop("finished", True), state.pop("extended_to", None)
+                state.setdefault("precision", self.settings["precision"])
                 before = {name: state.pop(name) for name in self.settings}
                 refuse_other_run(f"{held} of", before, self.settings)
                 if state != self.identity:
@@ -218,6 +230,8 @@ class TrainingRun:
 
     def take_step(self) -> Tensor:
         """Lower the loss by one optimiser step; return it, NaN unless gradients were finite."""
+        if not self.is_compiled:  # for a number of threads, and for another one anew
+            follow_free_cores()
         value = self._backward()
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:

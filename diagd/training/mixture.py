@@ -167,12 +167,12 @@ class MixtureLoss:
         layout = SequenceLayout(grid, 1, context_frames)
         # a CPU that computes in float32 is no faster for it (docs/log.md)
         pays = device.type == "cuda" or choose_precision(options.precision) == "bf16"
-        compiled, slides = options.compiles and pays, config.sliding_window
+        self.is_compiled, slides = options.compiles and pays, config.sliding_window
         self.losses: dict[Strategy, ViewLoss] = {}
         for strategy in dict.fromkeys((*self.mixture, Raster())):  # raster to compare with
             schedule, learns = strategy.schedule(grid), options.context_frames == 0
             view = teacher_view(schedule, layout, learn_context=learns, window=options.window)
-            self.losses[strategy] = ViewLoss(view, device, compiled, slides)
+            self.losses[strategy] = ViewLoss(view, device, self.is_compiled, slides)
 
     def __call__(self, model: nn.Module, tokens: Tensor, step: int) -> Tensor:
         loss, fed = self.losses[draw_strategy(self.mixture, self.seed, step)], None

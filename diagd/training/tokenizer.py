@@ -270,6 +270,7 @@ class TokenizerTrainer:
             "counts": self.counts,
             "sums": self.sums,
             "progress": (self.step, self.seconds),
+            "rounds": self.rounds,
             "options": _settings(self.options),
         }
         write_torch_file(path, state)
@@ -282,6 +283,7 @@ class TokenizerTrainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.counts, self.sums = state["counts"].to(self.device), state["sums"].to(self.device)
         self.step, self.seconds = state["progress"]
+        self.rounds = state.get("rounds", self.rounds)  # wherever the run goes on
 
 
 def read_state(path: Path, options: TokenizeOptions) -> dict[str, Any]:

@@ -46,7 +46,7 @@ from diagd.tokenizers.shards import TokenClips
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from diagd.training import setup
 from diagd.training.corpus import copy_parts
-from diagd.training.loop import Look, TrainingRun, draw_batch, read_clips, windows
+from diagd.training.loop import Look, TrainingRun, decide_precision, draw_batch, read_clips, windows
 from diagd.training.mixture import MixtureLoss
 from diagd.training.options import FinetuneOptions, RunOptions, TrainOptions
 
@@ -66,7 +66,7 @@ STRATEGY = "k=1"  # of dreams, as the page decodes
 
 def pretrain(options: TrainOptions) -> dict[str, Any]:
     """Train a world to the end, from the newest checkpoint if there is one; report the losses."""
-    clips, held_out = read_clips(options)
+    clips, held_out = read_clips(options := decide_precision(options))
     setup.check_tokenizer(str(options.tokens.absolute()), clips)
     told = ""
     if options.more_minutes is not None:
@@ -88,7 +88,7 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
 
 def finetune(options: FinetuneOptions) -> dict[str, Any]:
     """Finetune to the last step, from the newest checkpoint if there is one; report the losses."""
-    clips, held_out = read_clips(options)
+    clips, held_out = read_clips(options := decide_precision(options))
     source = load_model(options.init)
     with torch.device("meta"):  # the weights are the source's own
         model = Transformer(setup.slide(source.config, options.sliding_frames))

@@ -1,6 +1,7 @@
 """What `diagd doctor` finds on this machine, and what it would say of others."""
 
 import re
+import shutil
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from diagd.backends.devices import dtype_of
 from diagd.commands import doctor
 from diagd.commands.doctor import _verdict, _warnings, choices, probe_speed
 from diagd.extras import EXTRAS
-from tests.backends.candidates import candidates_of
+from diagd.families.checkpoints import read_config
+from tests.backends.candidates import BFLOAT16, candidates_of
 from tests.models.tiny import tiny_model
 
 CPU = torch.device("cpu")
@@ -36,13 +38,36 @@ def test_the_document_holds_what_is_said(command):
     assert set(document["extras"]) == set(EXTRAS)
     assert (document["frames_per_second"], document["gpu"]) == ({}, None)
     versions = f"{facts['python']}, diagd {facts['diagd']}, torch"
-    for text in (versions, chosen["backend"]["why"], *document["warnings"]):
+    threads = f"{facts['cores_allowed']:g} cores, {facts['threads_from']}; others use"
+    for text in (versions, threads, chosen["backend"]["why"], *document["warnings"]):
         assert text in outcome.err
 
 
 def test_the_probe_dreams_with_the_bundled_world():
-    (speed,) = probe_speed(CPU, 0.1, ("k=1",)).values()
+    (speed,) = probe_speed(CPU, "doom", 0.1, ("k=1",)).values()
     assert speed > 0
+
+
+def test_a_model_that_brings_no_prompt_is_looked_at_and_not_probed(tmp_path, world):
+    assert probe_speed(CPU, shutil.copytree(world, tmp_path / "world"), 0.1, ("k=1",))
+    (tmp_path / "world" / "prompt.mp4").unlink()
+    assert probe_speed(CPU, tmp_path / "world", 0.1, ("k=1",)) == {}
+
+
+def test_auto_is_shown_for_the_model_named_and_timed_again_if_asked(command, world, monkeypatch):
+    def find(config):
+        shapes.append(config)
+        return candidates_of(*BFLOAT16)
+
+    shapes, again = [], []
+    monkeypatch.setattr(doctor, "time_again", again.append)
+    for module in (prepare, doctor):
+        monkeypatch.setattr(module, "time_candidates", find)
+    outcome = command("doctor", "--model", world, "--again", "--seconds", 0, "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.document["choices"]["dtype"]["name"] == "bfloat16"
+    assert set(shapes) == {*again} == {read_config(world / "config.json")}
+    command("doctor", "--model", "no/where").assert_refused("no model at 'no/where'")
 
 
 def test_a_missing_compiler_is_a_warning():
@@ -64,14 +89,15 @@ def test_auto_is_what_was_measured_to_be_fastest(costs, backend, dtype, fastest,
     timed = candidates_of(*costs)
     for module in (prepare, doctor):
         monkeypatch.setattr(module, "time_candidates", lambda config: timed)
-    chosen = choices(CPU)
+    chosen = choices(CPU, "doom")
     assert (chosen["backend"]["name"], chosen["dtype"]["name"]) == (backend, dtype)
     assert chosen["fastest"] == fastest
     model = tiny_model().to(dtype_of(dtype))
     assert prepare.prepare(model)[1] == backend
 
 
-def test_a_busy_machine_and_too_many_threads_are_warned_of():
+def test_a_busy_machine_and_too_many_threads_are_warned_of(monkeypatch):
+    monkeypatch.setattr(doctor, "BUSY_SHARE", 0.3)
     assert _warnings(QUIET, BUILT) == []
     (busy,) = _warnings(QUIET | {"used_by_others": 0.6}, BUILT)
     assert "other programs use 60% of the processor" in busy

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import diagd
+from diagd.backends import prepare
 from diagd.commands.evaluate import ClipMeter, choose_clips, clips_after
 from diagd.data.video import read_video
 from diagd.decoding.teacher_forcing import strategy_nll
@@ -14,6 +15,7 @@ from diagd.families.clip_files import find_clips
 from diagd.metrics.perceptual import short_sha256
 from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import VideoGenerator
+from tests.backends.candidates import BFLOAT16, FLOAT32, candidates_of
 from tests.evaluation.lines import write_clips
 from tests.metrics.detectors import write_detector
 from tests.metrics.test_lpips import random_weights
@@ -105,6 +107,20 @@ def test_a_killed_run_goes_on_where_it_was(evaluate, tmp_path, monkeypatch):
     assert evaluate().document["measured"] == 0
     assert measured == []
     assert len(read_results(path).runs) == 2  # nothing to do leaves no line
+
+
+def test_what_auto_was_when_results_began_it_stays(command, world, clips, tmp_path, monkeypatch):
+    base = ("--model", world, "--clips", clips, "--out", tmp_path, *SHORT[:-2], "--dtype", "auto")
+    for costs, strategy in ((BFLOAT16, "k=2"), (FLOAT32, "k=1")):
+        monkeypatch.setattr(
+            prepare, "time_candidates", lambda _, costs=costs: candidates_of(*costs)
+        )
+        outcome = command("evaluate", *base, "--strategy", strategy, "--json")
+        assert outcome.code == 0, outcome.err
+    runs = read_results(tmp_path / "results.jsonl").runs
+    chosen = [(run["settings"]["dtype"], *run["backends"].values()) for run in runs]
+    assert chosen == 2 * [("bfloat16", "eager")]
+    assert "dtype=bfloat16, now float32" in command("evaluate", *base[:-1], "float32").err
 
 
 def test_schedules_clips_and_models_can_be_added_later(evaluate, tmp_path, world):

@@ -10,11 +10,13 @@ import time
 import pytest
 import torch
 
+from diagd.backends import prepare
 from diagd.commands import generate as commands_generate
 from diagd.commands.generate import PromptWorker
 from diagd.data.actions import write_actions
 from diagd.data.video import read_video, write_image, write_video
 from diagd.pipeline.prompts import seed_of
+from tests.backends.candidates import BFLOAT16, FLOAT32, candidates_of
 from tests.worlds import HEIGHT_PX, PROMPT_ACTIONS, WIDTH_PX, smooth_frames, write_world
 
 SHORT = ("--frames", 3, "--context-frames", 2)
@@ -307,3 +309,30 @@ def test_two_workers_killed_on_the_way_end_with_what_one_process_makes(world, tm
     assert (report["generated"], report["done_before"]) == (61 - num_done, num_done)
     assert list(report["failed"]) == ["broken.mp4"]
     assert videos_of(out) == videos_of(alone)
+
+
+def test_what_auto_was_for_the_first_video_it_is_for_all(generate, tmp_path, read, monkeypatch):
+    def find(costs):
+        monkeypatch.setattr(prepare, "time_candidates", lambda _: candidates_of(*costs))
+        assert generate().code == 0
+        told = [settings_of(tmp_path / "out", name) for name in NAMES]
+        return {(one["dtype"], one["backend"]) for one in told}, videos_of(tmp_path / "out")
+
+    chosen, first = find(BFLOAT16)
+    assert chosen == {("bfloat16", "eager")}
+    for path in (tmp_path / "out").glob("clip_1.*"):
+        path.unlink()
+    assert find(FLOAT32) == (chosen, first)
+    assert read == [*NAMES, "clip_1"]
+
+
+def test_workers_are_told_what_auto_is(generate, monkeypatch):
+    def run(paths, make, pool):
+        options.append(make.args[0])
+        return iter(())
+
+    options = []
+    monkeypatch.setattr(commands_generate, "do_tasks", run)
+    monkeypatch.setattr(prepare, "time_candidates", lambda _: candidates_of(*BFLOAT16))
+    generate("--workers", 2)
+    assert [(one.dtype, one.backend) for one in options] == [("bfloat16", "eager")]

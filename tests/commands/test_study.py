@@ -5,10 +5,12 @@ import socket
 import pytest
 import torch
 
+from diagd.backends import prepare
 from diagd.data.actions import ActionVocabulary, read_actions, write_actions
 from diagd.data.video import read_video, write_video
 from diagd.web.study.pairs import find_pairs
 from diagd.web.study.store import StudyStore
+from tests.backends.candidates import BFLOAT16, FLOAT32, candidates_of
 from tests.golden import FIXTURES
 from tests.processes import interrupt_a_server
 from tests.web.study.cases import write_pairs
@@ -67,6 +69,16 @@ def test_clips_that_are_there_are_kept_and_the_same_flags_repeat_the_rest(make, 
     make("--seed", 1).assert_refused(r"holds pairs made with other options .*made\.json")
     (tmp_path / "pairs" / "made.json").write_text('{"mod')
     make().assert_refused(r"made\.json: not valid JSON")
+
+
+def test_a_backend_that_was_chosen_once_makes_all_clips(make, tmp_path, monkeypatch):
+    for costs in (BFLOAT16, FLOAT32):
+        monkeypatch.setattr(
+            prepare, "time_candidates", lambda _, costs=costs: candidates_of(*costs)
+        )
+        assert make().code == 0
+        made = json.loads((tmp_path / "pairs" / "made.json").read_text())
+        assert made["backends"] == {"raster": "eager", "k=1": "eager"}
 
 
 def test_flags_that_were_refused_do_not_bind_the_next_ones(make):

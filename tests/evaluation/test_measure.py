@@ -29,7 +29,8 @@ def meter_of(world, clips, **changes):
         "backend": "native",
         "save_videos": True,
     }
-    return ClipMeter(EvaluateOptions(**values | changes), "float32")
+    options = EvaluateOptions(**values | changes)
+    return ClipMeter(options, "float32", dict.fromkeys(options.labelled_models(), options.backend))
 
 
 @pytest.fixture(scope="module")

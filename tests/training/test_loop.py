@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 import diagd
 from diagd.data.actions import ActionVocabulary
 from diagd.tokenizers.shards import read_shards
-from diagd.training import loop, train
-from diagd.training.loop import draw_batch, plot_loss
+from diagd.training import loop, setup, train
+from diagd.training.loop import decide_precision, draw_batch, plot_loss
 from diagd.training.setup import fit_config
 from diagd.training.train import FinetuneOptions, finetune, pretrain
 from tests.training.runs import assert_same_run, log_of, run_killed, weights_of
@@ -218,6 +218,35 @@ def test_a_log_whose_last_line_was_cut_short_does_not_stop_a_run(options, whole)
         log.write('{"step": 7, "lo')
     pretrain(killed)
     assert_same_run(killed.out, whole)
+
+
+def test_a_run_keeps_the_precision_that_auto_was_when_it_began(options, monkeypatch):
+    pretrain(options(steps=1, warmup_steps=0))  # in float32
+    monkeypatch.setattr(setup, "_trains_in_bfloat16", lambda: True)
+    assert decide_precision(options("other", precision="auto")).precision == "bf16"
+    assert decide_precision(options(precision="auto")).precision == "no"
+    pretrain(options(precision="auto"))
+    state = options().out / "training" / "run.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"precision": "bf16"}))
+    with pytest.raises(ValueError, match="run holds a run of precision=bf16, now no; choose"):
+        pretrain(options(precision="no"))
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_step_follows_the_free_cores_unless_it_is_compiled_for_a_number(
+    is_compiled, options, monkeypatch
+):
+    calls = []
+    monkeypatch.setattr(loop, "follow_free_cores", lambda: calls.append(1))
+    init = loop.MixtureLoss.__init__
+
+    def compiled(self, *arguments):
+        init(self, *arguments)
+        self.is_compiled = is_compiled
+
+    monkeypatch.setattr(loop.MixtureLoss, "__init__", compiled)
+    pretrain(options(steps=2, warmup_steps=0))
+    assert len(calls) == (0 if is_compiled else 2)
 
 
 @pytest.mark.parametrize(

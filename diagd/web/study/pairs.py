@@ -16,6 +16,7 @@ import av
 import torch
 from av.bitstream import BitStreamFilterContext
 
+from diagd.backends.names import Backend
 from diagd.console import track
 from diagd.data.actions import ActionCodec, idle_action, split_actions, write_actions
 from diagd.data.video import read_video, write_video
@@ -24,7 +25,7 @@ from diagd.families.checkpoints import find_model
 from diagd.families.clip_files import ClipFile, find_clips
 from diagd.files import parse_object, read_json_object, read_lines, require_folder, write_json
 from diagd.pipeline.generator import VideoGenerator
-from diagd.pipeline.world_folder import WorldSource, check_strategy
+from diagd.pipeline.world_folder import WorldSource, check_strategy, decide
 from diagd.web.study.options import StudyOptions
 
 PLAYABLE_CODECS = ("h264", "vp9", "av1")  # what browsers play in an mp4
@@ -164,9 +165,9 @@ def make_pairs(options: StudyOptions) -> list[str]:
     for _, model, strategy in systems:
         found = find_model(model)
         check_strategy(found, strategy)
-    _remember(options)
-    for name, model, strategy in systems:
-        world = VideoGenerator.from_pretrained(model, dtype="float32")  # the same on any machine
+    backends = _remember(options)
+    for name, model, strategy in systems:  # the same on any machine
+        world = VideoGenerator.from_pretrained(model, dtype="float32", backend=backends[name])
         for number in track(range(options.make), name):
             target = options.pairs / name / f"pair_{number:03d}.mp4"
             if not target.exists():
@@ -174,8 +175,11 @@ def make_pairs(options: StudyOptions) -> list[str]:
     return [name for name, *_ in systems]
 
 
-def _remember(options: StudyOptions) -> None:
-    """Write the options down; where there are pairs of others, but for their number, refuse."""
+def _remember(options: StudyOptions) -> dict[str, Backend]:
+    """Write the options down; where there are pairs of others, but for their number, refuse.
+
+    Returns the backend of each system, which timings chose when the pairs were begun.
+    """
     made: dict[str, Any] = {
         **{name: getattr(options, name) for name in ("model", "frames", "context_frames", "seed")},
         "systems": list(options.strategy),
@@ -184,11 +188,17 @@ def _remember(options: StudyOptions) -> None:
     }
     path = options.pairs / "made.json"
     is_begun = path.is_file() and any(options.pairs.glob("*/pair_*.mp4"))
-    if is_begun and read_json_object(path) != made:
+    known = read_json_object(path) if is_begun else made
+    backends: dict[str, Backend] | None = known.pop("backends", None)
+    if backends is None:
+        systems, cpu = options.parsed_systems(), torch.device("cpu")
+        backends = {name: decide(model, cpu, "float32", "auto")[1] for name, model, _ in systems}
+    if known != made:
         raise ValueError(
             f"{options.pairs} holds pairs made with other options ({path}): choose another"
         )
-    write_json(path, made, indent=1)
+    write_json(path, {**made, "backends": backends}, indent=1)
+    return backends
 
 
 def _make_clip(

@@ -13,7 +13,7 @@ void note(const void* p, int, int) { fetched.insert((uintptr_t)p / 64); }
 
 template <class T, class X>
 void try_type() {
-  constexpr int K = 96, BLOCKS = 9, FIRST = 4, ROWS = MAX_ROWS + 1;
+  constexpr int K = 96, BLOCKS = 4, ROWS = MAX_ROWS + 1;
   alignas(64) static T weights[BLOCKS * (K + 1) * BLOCK];
   alignas(64) static X x[ROWS * K];
   static float out[ROWS * BLOCKS * BLOCK], scales[ROWS];
@@ -24,7 +24,7 @@ void try_type() {
     fetched.erase(line);  // where nothing comes next
   int left_out = 0;
   const uintptr_t end = (uintptr_t)w.column(BLOCKS * BLOCK) / 64;
-  for (uintptr_t line = (uintptr_t)w.column(FIRST * BLOCK) / 64; line < end; line++)
+  for (uintptr_t line = (uintptr_t)w.column(BLOCK) / 64; line < end; line++)
     left_out += !fetched.count(line);
   const auto beyond = std::distance(fetched.lower_bound(end), fetched.end());
   std::printf("%d %d\n", left_out, (int)beyond);

@@ -208,18 +208,15 @@ INLINE void in_chunks(int rows, F f) {
 }
 
 // The columns of blocks [from, to) of x W for all rows; columns outermost, so weights are read once. Of
-// several chunks of rows only the first one reads from memory, so all fetch a share of what follows.
+// several chunks of rows only the first one reads from memory, so each fetches a share of the next block.
 template <class X, class T>
 static void multiply_vectors(const X* x, ptrdiff_t stride, int rows, const Matrix<T>& w, int from,
                              int to, const Output& out) {
-  const int group = rows <= MAX_ROWS ? to - from : REGISTER == 64 ? 4 : 1;
   for (int b = from, end; b < to; b = end) {
-    end = std::min(b + group, to);
-    const int after = std::min(group, to - end);  // blocks
+    end = rows <= MAX_ROWS ? to : b + 1;
     Ahead ahead{(const char*)x, 0};
-    if (after)
-      ahead = {(const char*)w.column(end * BLOCK),
-               (ptrdiff_t)sizeof(T) * BLOCK * after / (group * chunks_of(rows))};
+    if (end < to)
+      ahead = {(const char*)w.column(end * BLOCK), (int)sizeof(T) * BLOCK / chunks_of(rows)};
     in_chunks(rows, [&](int first, int count) {
       with_rows(count, [&](auto constant) {
         tiles<constant.value>(x + first * stride, stride, w, b * BLOCK, end * BLOCK, out.from(first),
