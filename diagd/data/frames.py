@@ -13,7 +13,7 @@ import threading
 import warnings
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, BinaryIO
@@ -290,7 +290,7 @@ class _Film:
         self._packets = self._held.enter_context(contextlib.closing(self._demux()))
         self._stamps, self._last = list[int | None](), 0
 
-    def _demux(self) -> Iterator[Packet]:
+    def _demux(self) -> Generator[Packet, None, None]:
         """Yield the packets, and note the time stamps of those that are shown."""
         newest, shift, tick = None, 0, self._stream.time_base or Fraction(1)
         may_jump = self._container.format.flags & Flags.ts_discont.value
