@@ -294,7 +294,10 @@ OTHERS = "".join(f"\n{name}: {value}" for name, value in tiny_fields().items() i
         (f"hidden_size: [{DOUBLED}]", "its aliases make more than 65536 values of it"),
         (MERGED, "its aliases make more than 65536 values of it"),
         ("&a [*a]", "its aliases make more than 65536 values of it"),
-        (f"hidden_size: 0x{'f' * 5000}{OTHERS}", "hidden_size must be at most 268435456, got 20000-bit"),
+        (
+            f"hidden_size: 0x{'f' * 5000}{OTHERS}",
+            "hidden_size must be at most 268435456, got 20000",
+        ),
         ("1: 2\n~: 3\nx: 4", "model config has unknown fields: 1, None, x; missing fields: hid"),
         ("x" * 2**19, "expected at most 262144 characters, got 524288"),
         ("", "expected a YAML object, got NoneType"),
