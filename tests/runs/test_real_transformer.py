@@ -1,6 +1,7 @@
-"""runs/real_transformer.py on tiny LLaMAs, and slowly on the trained one where that is installed."""
+"""runs/real_transformer.py on tiny LLaMAs, and slowly on the trained one where it is installed."""
 
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,6 +67,20 @@ def test_outliers_and_errors_are_told_block_by_block(tmp_path):
     errors = found["errors_behind_blocks"]
     assert [len(one) for one in errors.values()] == [3, 3]
     assert errors["int8"][0] < errors["int8"][1]
+
+
+@torch.inference_mode()
+def test_steps_and_speed_are_told_of_every_form(tmp_path, monkeypatch):
+    grid = TokenGrid(1, 2, 7)
+    monkeypatch.setattr(real_transformer, "GRID", grid)
+    bench = bench_of(tmp_path)
+    bench.tokenizer = lambda text: SimpleNamespace(input_ids=[len(text), 3, 5])
+    steps = real_transformer.steps(bench)
+    assert {one["equal_to_raster"] for one in steps.values()} == {1.0}
+    assert all(one["fewer_steps"] >= 1 for one in steps.values())
+    equal = real_transformer.tokens(bench)["equal"]
+    assert set(equal.values()) == {3 * grid.num_tokens}
+    assert len(real_transformer.speed(bench)) == 9
 
 
 def test_weights_that_are_not_there_are_named_with_the_command_that_brings_them(
