@@ -53,7 +53,10 @@ def test_the_simulation_of_int8_costs_what_the_kernels_do(tmp_path):
     costs = real_transformer.rounding(bench)
     kernels = found["native int8"]["divergence"]
     assert costs["7 bits"]["divergence"] == pytest.approx(kernels, rel=0.3)
-    assert costs["7 bits, and 7 of the rest"]["divergence"] < costs["7 bits"]["divergence"] / 2
+    twice = costs["7 bits, and 7 of the rest"]
+    assert twice["divergence"] < costs["7 bits"]["divergence"] / 2
+    assert twice["rows_again"] == 1
+    assert costs["the same where the peak is above 8"]["rows_again"] == 0  # of 80 numbers at most
 
 
 @torch.inference_mode()
