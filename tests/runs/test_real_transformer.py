@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from diagd.decoding.schedule import TokenGrid
 from runs import real_transformer
@@ -30,6 +30,7 @@ def bench_of(tmp_path, **changes):
     bench = Bench(Options(weights=tmp_path / "llama.gguf"))
     config = LlamaConfig(**SIZES, initializer_range=0.3, **changes)
     bench.llama = LlamaForCausalLM(config).eval()
+    bench.llama.generation_config = GenerationConfig(pad_token_id=0)  # no end of a text
     bench.pages = [torch.randint(0, 61, (length,)) for length in (17, 23)]
     return bench
 
