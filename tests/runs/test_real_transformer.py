@@ -77,6 +77,7 @@ def test_outliers_and_errors_are_told_block_by_block(tmp_path):
 def test_steps_and_speed_are_told_of_every_form(tmp_path, monkeypatch):
     grid = TokenGrid(1, 2, 7)
     monkeypatch.setattr(real_transformer, "GRID", grid)
+    monkeypatch.setattr(real_transformer, "TIMED", grid)
     bench = bench_of(tmp_path)
     bench.tokenizer = lambda text: SimpleNamespace(input_ids=[len(text), 3, 5])
     steps = real_transformer.steps(bench)
