@@ -366,7 +366,7 @@ def rounding(bench: Bench) -> dict[str, Any]:
         "7 bits, and 7 of the rest": (TwoPasses(63, 0), every),
         **{
             f"the same where the peak is above {limit}": (TwoPasses(63, limit), every)
-            for limit in (8, 16, 32)
+            for limit in (8, 12, 16)
         },
         **{f"7 bits, {site} alone": (seven, (site,)) for site in SITES},
         "7 bits, a scale for 64 inputs": (partial(rounded, highest=63, group=64), every),
