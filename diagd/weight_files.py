@@ -1,10 +1,11 @@
-"""Weight files of anybody's making: safetensors, files of torch.save, TorchScript.
+"""Weight files of anybody's making: safetensors, torch.save's, pickles of arrays, TorchScript.
 
 Tensors are mapped into memory and written one at a time, so a checkpoint far larger than the memory
 can be converted. Nothing in a file is run, except by `load_torchscript`.
 """
 
 import json
+import math
 import pickle
 import re
 import struct
@@ -16,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -88,9 +90,10 @@ class Record:
     """The state of a pickled object of a foreign class; none of the class's code runs."""
 
     state: Any = None
+    arguments: tuple[Any, ...] = ()
 
     def __init__(self, *arguments: Any) -> None:
-        """Ignore the arguments of the pickled object."""
+        self.arguments = arguments
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -145,6 +148,52 @@ def read_torch_file(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a dict of tensors, got {type(content).__name__}")
     return content
+
+
+def read_arrays(path: str | Path) -> dict[str, Tensor]:
+    """Return the NumPy arrays in the dicts of a pickle, by their keys `outer/inner`; nothing runs.
+
+    Raises ValueError for anything that is not dicts of floats, and for a truncated file.
+    """
+    path, arrays = require_file(path), dict[str, Tensor]()
+    try:
+        with path.open("rb") as file:
+            inner = [("", _Unpickler(file).load())]
+    except _RefusedFileError as error:
+        raise ValueError(f"{path}: {error}") from None
+    except UNPICKLING_ERRORS:
+        raise ValueError(f"{path}: no pickle of arrays, or a truncated one") from None
+    seen = set[int]()
+    while inner:
+        place, node = inner.pop()
+        if isinstance(node, dict) and id(node) not in seen:  # one that is in itself has no end
+            seen.add(id(node))
+            inner += [(f"{place}/{key}" if place else str(key), part) for key, part in node.items()]
+        elif (array := _array_of(node)) is not None:
+            arrays[place] = array
+        else:
+            where = f" at {place}" if place else ""
+            raise ValueError(f"{path}: expected dicts of NumPy's float arrays, got another{where}")
+    return arrays
+
+
+def _array_of(node: Any) -> Tensor | None:
+    """Rebuild an array from its pickled state, in native order; None where that is none."""
+    match node:
+        case Record(
+            state=(_, tuple(shape), Record() as described, bool(columns_first), bytes(data))
+        ):
+            order = described.state[1:2] if isinstance(described.state, tuple) else ()
+            kind = "".join(map(str, (*order, *described.arguments[:1])))  # of dtype("f4") and "<"
+            is_shape = len(shape) <= 8 and all(type(size) is int and size > 0 for size in shape)
+            if not is_shape or not re.fullmatch("[<>]f[248]", kind):
+                return None
+            dtype = np.dtype(kind)
+            if math.prod(shape) * dtype.itemsize != len(data):
+                return None
+            values = np.frombuffer(data, dtype).reshape(shape, order="F" if columns_first else "C")
+            return torch.from_numpy(np.array(values, dtype.newbyteorder("="), order="C"))
+    return None
 
 
 def _read_archive(path: Path) -> Any:
