@@ -119,15 +119,13 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
                 known = " or ".join(names)
                 raise ValueError(f"{flag} must be {known}, or that with =FILE, got {given}")
         if self.fvd_detector is not None:
-            is_named = name_and_file(self.fvd_detector)[0] is not None
-            if generated < (least := I3D_FRAMES if is_named else MIN_FRAMES):
+            name, _ = name_and_file(self.fvd_detector)
+            if name not in (None, *FVD):
+                raise ValueError(f"fvd_detector must be i3d or a TorchScript, got {name}")
+            if name is not None and self.fvd_resize == "detector":
+                raise ValueError(f"{name} scales no frames: fvd_resize must be crop or stretch")
+            if generated < (least := MIN_FRAMES if name is None else I3D_FRAMES):
                 raise ValueError(f"FVD needs {least} or more generated frames, got {generated}")
-            if is_named and name_and_file(self.fvd_detector)[0] not in FVD:
-                raise ValueError(
-                    f"fvd_detector must be i3d or a TorchScript, got {self.fvd_detector}"
-                )
-            if is_named and self.fvd_resize == "detector":
-                raise ValueError("i3d scales no frames: fvd_resize must be crop or stretch")
         if (self.drift or self.revisit) and self.fvd_detector is not None:
             raise ValueError(f"{asked[0]} is measured frame by frame: leave fvd_detector out")
         for strategy in self.strategies():

@@ -38,13 +38,13 @@ PUBLISHED = {
 FVD, PERCEPTUAL, IMAGES = ("i3d",), ("stlpips-alex", "stlpips-vgg"), ("efficientnet-lite0",)
 
 
-def name_and_file(detector: str) -> tuple[str | None, str]:
+def name_and_file(detector: str | Path) -> tuple[str | None, str]:
     """Split `i3d` or `i3d=weights.ckpt` into name and file ("" for the package's); else no name."""
-    name, _, file = detector.partition("=")
-    return (name, file) if name in PUBLISHED else (None, detector)
+    name, _, file = str(detector).partition("=")
+    return (name, file) if name in PUBLISHED else (None, str(detector))
 
 
-def find_weights(detector: str) -> tuple[str | None, Path]:
+def find_weights(detector: str | Path) -> tuple[str | None, Path]:
     """Return the name, None where a file alone is given, and the path of a detector's weights."""
     name, file = name_and_file(detector)
     if name is None or file:

@@ -271,7 +271,7 @@ class VideoFeatures:
         preprocessing: Preprocessing = "crop",
         device: torch.device | str = "cpu",
     ) -> None:
-        name, path = find_weights(str(detector))
+        name, path = find_weights(detector)
         self.provenance = {"resize": preprocessing, "detector_sha256": short_sha256(path)}
         if name is None:
             self._detector = partial(load_torchscript(path, device), return_features=True)

@@ -105,7 +105,7 @@ def test_the_tables_hold_the_paper_s_columns_and_rows(report, measured):
 
 def test_what_is_missing_and_what_is_ours_is_said(report):
     text = (report / "report.md").read_text()
-    assert "FVD: not measured, it needs weights (--fvd-detector FILE)." in text
+    assert "FVD: not measured, it needs weights (--fvd-detector i3d)." in text
     assert "LPIPS: not measured, it needs weights (--lpips-backbone FILE)." in text
     assert "TFD is the tokenizer Frechet distance, not FVD" in text
     assert "(9 each) in 2 statistics" in text
