@@ -144,8 +144,9 @@ class I3d(nn.ModuleDict):
 class _Norm(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            self.register_buffer(name, torch.empty(channels))
+        self.weight, self.bias, self.running_mean, self.running_var = (
+            nn.Parameter(torch.empty(channels)) for _ in range(4)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.batch_norm(
@@ -154,8 +155,8 @@ class _Norm(nn.Module):
 
 
 class _SameConv(nn.Conv2d):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(pad_same(x, self.kernel_size, self.stride))
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(pad_same(input, self.kernel_size, self.stride))
 
 
 def _conv(channels: int, out: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> _SameConv:
