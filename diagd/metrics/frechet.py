@@ -5,7 +5,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-MIN_FRAMES = 10  # I3D halves time three times and pools the rest: shorter clips give no features
+# I3D halves time three times and pools pairs of the rest: shorter clips give no features
+I3D_FRAMES, MIN_FRAMES = 9, 10  # by our own I3D, which rounds up as the published one; by others
+PUBLISHED_FRAMES = 16  # of FVD in papers
 
 # crop: the short side to 224 px, then the centre; stretch: straight to 224 x 224 px;
 # detector: pixels in [0, 255] as they are, scaled and stretched by the TorchScript itself

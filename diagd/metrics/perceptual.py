@@ -1,6 +1,10 @@
-"""LPIPS and the features of FVD, from weight files that are never unpickled unsafely."""
+"""LPIPS, ST-LPIPS and features of videos and images, from weight files that are read, never run.
+
+But for TorchScript, which is a program.
+"""
 
 import hashlib
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,8 +14,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from diagd.files import require_file
+from diagd.metrics.detectors import find_weights
 from diagd.metrics.frechet import Preprocessing
-from diagd.weight_files import assign_weights, check_fit, load_torchscript, read_tensors
+from diagd.metrics.networks import EfficientNetLite0, I3d
+from diagd.weight_files import (
+    assign_weights,
+    build_fitting,
+    check_fit,
+    load_torchscript,
+    read_arrays,
+    read_tensors,
+    rename_by,
+)
 
 
 def short_sha256(path: str | Path) -> str:
@@ -45,6 +59,14 @@ NETWORKS = {
         min_px=16,
     ),
 }
+SHIFT_TOLERANT = {  # their convolutions and poolings stride by 1, and a blur by 2 follows
+    "stlpips-alex": NETWORKS["alex"]._replace(
+        compared={2: 64, 6: 192, 10: 384, 12: 256, 14: 256}, min_px=21
+    ),
+    "stlpips-vgg": NETWORKS["vgg"]._replace(
+        compared={3: 64, 9: 128, 17: 256, 25: 512, 33: 512}, min_px=18
+    ),
+}
 _SHIFT = (-0.030, -0.088, -0.188)  # of pixels in [-1, 1], to what ImageNet classifiers see
 _SCALE = (0.458, 0.448, 0.450)
 _BATCH = 16  # frames at once; bounds the memory
@@ -57,6 +79,8 @@ class Lpips:
         backbone: torchvision's state dict of `alexnet` or `vgg16`.
         heads: the authors' `alex.pth` or `vgg.pth`; None uses torchmetrics' copy.
     """
+
+    title = "LPIPS"
 
     def __init__(
         self,
@@ -77,8 +101,7 @@ class Lpips:
         lins = {n.removesuffix(".model.1.weight"): w for n, w in read_tensors(heads).items()}
         with torch.device("meta"):
             self._features = features_of(self._network)
-            sizes = enumerate(self._network.compared.values())
-            weighting = nn.ParameterDict({f"lin{n}": torch.empty(1, c, 1, 1) for n, c in sizes})
+            weighting = _heads_of(self._network)
         for module, tensors, path in (
             (nn.ModuleDict({"features": self._features}), used, backbone),
             (weighting, lins, heads),
@@ -86,6 +109,8 @@ class Lpips:
             check_fit(module, tensors, path, f"LPIPS of {network}")
             assign_weights(module, tensors, path, device)
         self._heads = [weights[0] for weights in weighting.values()]  # (C, 1, 1) each
+        both = (torch.tensor(values, device=device) for values in (_SHIFT, _SCALE))
+        self._shift, self._scale = (values.view(3, 1, 1) for values in both)
         self.provenance = {
             "network": network,
             "backbone_sha256": short_sha256(backbone),
@@ -97,7 +122,7 @@ class Lpips:
         """Measure frame by frame: two (T, H_px, W_px, 3) uint8 -> (T,) float32."""
         if min(video.shape[1:3]) < (smallest := self._network.min_px):
             size = "x".join(map(str, video.shape[1:3]))
-            raise ValueError(f"LPIPS needs frames of {smallest} px or more, got {size}")
+            raise ValueError(f"{self.title} needs frames of {smallest} px or more, got {size}")
         distances = []
         for ours, theirs in zip(video.split(_BATCH), reference.split(_BATCH), strict=True):
             maps = zip(self._maps(ours), self._maps(theirs), self._heads, strict=True)
@@ -107,7 +132,7 @@ class Lpips:
 
     def _maps(self, frames: Tensor) -> list[Tensor]:
         x = frames.to(self._device).movedim(-1, 1).float() / 127.5 - 1
-        x = (x - x.new_tensor(_SHIFT).view(3, 1, 1)) / x.new_tensor(_SCALE).view(3, 1, 1)
+        x = (x - self._shift) / self._scale
         maps = []
         for place, layer in enumerate(self._features):
             x = layer(x)
@@ -116,16 +141,70 @@ class Lpips:
         return maps
 
 
-def features_of(network: Network) -> nn.Sequential:
+def features_of(network: Network, shift_tolerant: bool = False) -> nn.Sequential:
     modules, channels = list[nn.Module](), 3
     for layer in network.layers:
         if isinstance(layer, int):
-            modules.append(nn.MaxPool2d(layer, stride=2))
-        else:
-            out, kernel, stride = layer
-            modules += [nn.Conv2d(channels, out, kernel, stride, min(kernel // 2, 2)), nn.ReLU()]
-            channels = out
+            pooling = nn.MaxPool2d(layer, stride=1 if shift_tolerant else 2)
+            modules += [pooling, _Blur(channels)] if shift_tolerant else [pooling]
+            continue
+        out, kernel, stride = layer
+        blurs = shift_tolerant and stride > 1
+        convolution = nn.Conv2d(channels, out, kernel, 1 if blurs else stride, min(kernel // 2, 2))
+        modules += [convolution, _Blur(out), nn.ReLU()] if blurs else [convolution, nn.ReLU()]
+        channels = out
     return nn.Sequential(*modules)
+
+
+def _heads_of(network: Network) -> nn.ParameterDict:
+    sizes = enumerate(network.compared.values())
+    return nn.ParameterDict({f"lin{n}": torch.empty(1, c, 1, 1) for n, c in sizes})
+
+
+class _Blur(nn.Module):
+    """A filter of 3x3 px over each channel by itself, by strides of 2, mirrored at the borders."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.filt = nn.Parameter(torch.empty(channels, 1, 3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        padded = functional.pad(x, (2, 2, 2, 2), mode="reflect")
+        return functional.conv2d(padded, self.filt, stride=2, groups=len(self.filt))
+
+
+class StLpips(Lpips):
+    """Shift-tolerant LPIPS (arXiv:2207.13686), whose one file holds backbone and heads.
+
+    Its numbers are not LPIPS's: the networks were trained anew, with other layers.
+
+    Args:
+        detector: `stlpips-alex` or `stlpips-vgg`, of the installed package, or with `=FILE`.
+    """
+
+    title = "ST-LPIPS"
+
+    def __init__(self, detector: str, device: torch.device | str = "cpu") -> None:
+        name, path = find_weights(detector)
+        self._network, self._device = SHIFT_TOLERANT[str(name)], device
+        patterns = (r"^net\.slice\d\.", "features."), (r"^(lin\d)\.model\.1\.weight$", r"heads.\1")
+        weights = rename_by(patterns, read_tensors(path))
+
+        def make() -> nn.ModuleDict:
+            scaling = {part: torch.empty(1, 3, 1, 1) for part in ("shift", "scale")}
+            return nn.ModuleDict(
+                {
+                    "features": features_of(self._network, shift_tolerant=True),
+                    "scaling_layer": nn.ParameterDict(scaling),
+                    "heads": _heads_of(self._network),
+                }
+            )
+
+        whole = build_fitting(make, weights, path, str(name)).to(device)
+        self._features, scaling = whole["features"], whole["scaling_layer"]
+        self._shift, self._scale = scaling["shift"], scaling["scale"]
+        self._heads = [head[0] for head in whole["heads"].values()]
+        self.provenance = {"network": str(name), "weights_sha256": short_sha256(path)}
 
 
 class ImageFeatures:
@@ -145,8 +224,46 @@ class ImageFeatures:
 INPUT_PX = 224
 
 
+class EfficientNetFeatures:
+    """Features of pictures by EfficientNet-Lite0, whose Frechet distance (EFD) is not the FID.
+
+    Args:
+        detector: `efficientnet-lite0`, of the installed package, or with `=FILE`.
+    """
+
+    def __init__(self, detector: str, device: torch.device | str = "cpu") -> None:
+        name, path = find_weights(detector)
+        named = rename_by([(r"(^|\.)_", r"\1")], read_tensors(path))
+        weights = {n: w for n, w in named.items() if not n.endswith("num_batches_tracked")}
+        self._network = build_fitting(EfficientNetLite0, weights, path, str(name)).to(device)
+        self._device = device
+        self.provenance = {"network": str(name), "weights_sha256": short_sha256(path)}
+
+    @torch.inference_mode()
+    def __call__(self, frames: Tensor) -> Tensor:
+        """Describe pictures, stretched to 224 x 224 px: (N, H_px, W_px, 3) uint8 -> (N, 1280)."""
+        pixels = frames.to(self._device).movedim(-1, 1).float()
+        size = INPUT_PX, INPUT_PX
+        pixels = functional.interpolate(pixels, size, mode="bilinear", antialias=True)
+        return self._network((pixels - 127) / 128).cpu()
+
+
+# flax's names: params/Mixed_3b/Branch_0/Conv3d_0a_1x1/Conv_0/kernel
+_I3D_NAMES = (r"^(params|batch_stats)/", ""), (r"/(Conv|BatchNorm)_0/", "/"), ("/", ".")
+
+
+def _of_scaled(network: I3d, video: Tensor, *, rescale: bool, resize: bool) -> Tensor:
+    assert (rescale, resize) == (False, False)
+    return network(video)
+
+
 class VideoFeatures:
-    """I3D features of clips. Loading a detector EXECUTES code in it: load what you trust."""
+    """I3D features of clips.
+
+    Args:
+        detector: `i3d`, of the installed package or with `=FILE`: 400 logits, as FVD was published.
+            Else a TorchScript file. Loading that EXECUTES code in it: load what you trust.
+    """
 
     def __init__(
         self,
@@ -154,15 +271,21 @@ class VideoFeatures:
         preprocessing: Preprocessing = "crop",
         device: torch.device | str = "cpu",
     ) -> None:
-        self.provenance = {"resize": preprocessing, "detector_sha256": short_sha256(detector)}
-        self._detector = load_torchscript(detector, device)
+        name, path = find_weights(detector)
+        self.provenance = {"resize": preprocessing, "detector_sha256": short_sha256(path)}
+        if name is None:
+            self._detector = partial(load_torchscript(path, device), return_features=True)
+        else:
+            self.provenance |= {"detector": name}
+            network = build_fitting(I3d, rename_by(_I3D_NAMES, read_arrays(path)), path, name)
+            self._detector = partial(_of_scaled, network.to(device))
         self._device, self._preprocessing = device, preprocessing
 
     @torch.inference_mode()
     def __call__(self, frames: Tensor) -> Tensor:
         """Describe a clip of MIN_FRAMES or more: (T, H_px, W_px, 3) uint8 -> (D,) float32."""
         video, rescale, resize = self.prepare(frames)
-        features = self._detector(video, rescale=rescale, resize=resize, return_features=True)
+        features = self._detector(video, rescale=rescale, resize=resize)
         return features[0].float().cpu()
 
     def prepare(self, frames: Tensor) -> tuple[Tensor, bool, bool]:

@@ -1,16 +1,18 @@
 """Numbers of frames: PSNR and SSIM against others, sharpness, tokens, and features for TFD."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 
 def likeness(
-    video: Tensor, reference: Tensor, lpips: Callable[[Tensor, Tensor], Tensor] | None
+    video: Tensor,
+    reference: Tensor,
+    learned: Mapping[str, Callable[[Tensor, Tensor], Tensor] | None],
 ) -> dict[str, list[float]]:
-    """Return PSNR and SSIM of each frame, and LPIPS where its weights are there."""
-    metrics = {"psnr": psnr, "ssim": ssim, "lpips": lpips}
+    """Return PSNR and SSIM of each frame, and learned distances whose weights are there."""
+    metrics = {"psnr": psnr, "ssim": ssim, **learned}
     return {name: one(video, reference).tolist() for name, one in metrics.items() if one}
 
 

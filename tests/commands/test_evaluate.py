@@ -194,6 +194,21 @@ def test_fvd_is_in_the_table_with_its_warning(evaluate, world, tmp_path):
         (("--lpips-heads", "alex.pth"), "lpips_heads needs lpips_backbone as well"),
         (("--lpips-backbone", "absent.pth"), "file not found: absent.pth"),
         (("--fvd-detector", "absent.pt"), "FVD needs 10 or more generated frames, got 3"),
+        (("--fvd-detector", "i3d"), "FVD needs 9 or more generated frames, got 3"),
+        (
+            ("--fvd-detector", "stlpips-alex", "--frames", 20),
+            "must be i3d or a TorchScript, got st",
+        ),
+        (
+            ("--fvd-detector", "i3d", "--fvd-resize", "detector", "--frames", 20),
+            "must be crop or st",
+        ),
+        (
+            ("--perceptual", "lpips"),
+            "perceptual must be stlpips-alex or stlpips-vgg, or that with =F",
+        ),
+        (("--perceptual", "stlpips-vgg=absent.pth"), "file not found: absent.pth"),
+        (("--efd-detector", "efficientnet-lite0"), "efd_detector is for images"),
         (("--models", "absent"), "no model at 'absent'"),
         (("--models", "a=doom", "a=doom"), "models must be distinct and at least one"),
         (("--protocol", "vpt"), "cosmos.*wham.*mc-ar"),

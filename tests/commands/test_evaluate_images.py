@@ -16,6 +16,7 @@ from tests.families.emu3.folders import HEIGHT, NUM_CODES, WIDTH, emu3, write_em
 from tests.families.emu3.test_emu3 import SCALE, THEIRS, VISUAL
 from tests.families.images import guided_price
 from tests.metrics.detectors import TinyInception, write_detector
+from tests.metrics.published import narrow, write_efficientnet
 
 TEXTS = ("a red house", "a big blue house")
 STEPS = HEIGHT * (WIDTH + 1)  # in raster order
@@ -154,10 +155,27 @@ def test_fid_is_the_distance_from_the_images_of_raster(evaluate, tmp_path):
     assert "Warning: FID of 2 samples in 6 dimensions" in notes
 
 
+def test_efd_is_the_distance_in_efficientnet_s_features_under_its_own_name(
+    evaluate, tmp_path, monkeypatch
+):
+    narrow(monkeypatch)
+    write_efficientnet(tmp_path / "lite0.pth")
+    detector = f"efficientnet-lite0={tmp_path / 'lite0.pth'}"
+    document = evaluate("--efd-detector", detector).document
+    rows = {row["strategy"]: row for row in document["rows"]}
+    assert rows["raster"]["efd"] is None
+    assert rows["k=1"]["efd"]["dimension"] == 12
+    assert rows["k=1"]["fid"] is None
+    notes = " ".join(document["notes"])
+    assert f"features, weights_sha256 {short_sha256(tmp_path / 'lite0.pth')}." in notes
+    assert "Warning: EFD of 2 samples in 12 dimensions" in notes
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (("--fid-detector", "absent.pt"), "absent.pt"),
+        (("--efd-detector", "i3d"), "efd_detector must be efficientnet-lite0, or that with =FILE"),
         (("--frames", 3), "frames is for clips: leave it out with a file of prompts"),
         (("--drift",), "drift is for clips"),
         (("--teacher-forced",), "teacher_forced is for clips"),

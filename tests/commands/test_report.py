@@ -119,7 +119,7 @@ def test_plots_are_dark_where_the_page_is_and_pictures_of_the_game_are_not(repor
 
 def test_what_is_missing_and_what_is_ours_is_said(report):
     text = (report / "report.md").read_text()
-    assert "FVD: not measured, it needs weights (--fvd-detector FILE)." in text
+    assert "FVD: not measured, it needs weights (--fvd-detector i3d)." in text
     assert "LPIPS: not measured, it needs weights (--lpips-backbone FILE)." in text
     assert "TFD is the tokenizer Frechet distance, not FVD" in text
     assert "(9 each) in 2 statistics" in text

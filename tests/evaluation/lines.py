@@ -52,7 +52,7 @@ def run_line(*models, run=0):
         "kind": "run",
         "run": run,
         "settings": settings,
-        "metrics": {"lpips": None, "fvd": None, "fid": None},
+        "metrics": dict.fromkeys(("lpips", "stlpips", "fvd", "fid", "efd")),
         "models": dict.fromkeys(models or ("tiny",), "0123456789ab"),
         "clips": {},
         "tokenizer": None,

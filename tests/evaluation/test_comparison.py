@@ -23,6 +23,7 @@ def test_weights_and_preprocessing_are_named_or_said_to_be_missing():
     notes = notes_of([clip_line("raster", "a", (20.0,), steps=45)], metrics=metrics)
     assert notes == [
         "LPIPS: not measured, it needs weights (--lpips-backbone FILE).",
+        "ST-LPIPS: not measured, it needs weights (--perceptual stlpips-alex).",
         "FVD: resize crop, detector_sha256 abc.",
         "TFD: not measured, this kind of tokenizer has no latents to compare.",
     ]

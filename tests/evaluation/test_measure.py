@@ -11,6 +11,7 @@ from diagd.pipeline.prompts import seed_of
 from diagd.tokenizers.vq import VQTokenizer
 from tests.evaluation.lines import write_clips
 from tests.metrics.detectors import write_detector
+from tests.metrics.published import narrow, write_i3d, write_stlpips
 from tests.metrics.test_lpips import random_heads, random_weights
 from tests.worlds import HEIGHT_PX, WIDTH_PX, write_world
 
@@ -109,7 +110,7 @@ def test_networks_of_lpips_and_fvd_are_used_where_given(world, tmp_path):
         frames=12,
         lpips_backbone=tmp_path / "vgg16.pth",
         lpips_heads=tmp_path / "heads.pth",
-        fvd_detector=write_detector(tmp_path / "i3d.pt"),
+        fvd_detector=str(write_detector(tmp_path / "i3d.pt")),
         fvd_resize="stretch",
     )
     truth, copy = (meter(Task("tiny", strategy, "clip_0"))[0] for strategy in ("truth", "copy"))
@@ -122,8 +123,30 @@ def test_networks_of_lpips_and_fvd_are_used_where_given(world, tmp_path):
     assert meter.provenance["lpips"]["network"] == "vgg"
 
 
+def test_published_weights_are_used_where_given(world, tmp_path, monkeypatch):
+    narrow(monkeypatch)
+    clips = write_clips(tmp_path / "clips", count=1, num_frames=12)
+    write_i3d(tmp_path / "i3d.ckpt")
+    write_stlpips(tmp_path / "alex.pth", "stlpips-alex")
+    meter = meter_of(
+        world,
+        clips,
+        start=0,
+        frames=12,
+        perceptual=f"stlpips-alex={tmp_path / 'alex.pth'}",
+        fvd_detector=f"i3d={tmp_path / 'i3d.ckpt'}",
+    )
+    copy, _ = meter(Task("tiny", "copy", "clip_0"))
+    assert len(copy["quality"]["stlpips"]) == 10
+    assert min(copy["quality"]["stlpips"]) > 0
+    assert "lpips" not in copy["quality"]
+    assert unpack(copy["features"]["fvd"]).shape == (400,)
+    assert meter.provenance["fvd"]["detector"] == "i3d"
+    assert meter.provenance["stlpips"]["network"] == "stlpips-alex"
+
+
 def test_without_weights_there_is_no_provenance(meter):
-    assert meter.provenance == {"lpips": None, "fvd": None, "fid": None}
+    assert meter.provenance == dict.fromkeys(("lpips", "stlpips", "fvd", "fid", "efd"))
 
 
 def test_a_model_without_actions_needs_no_action_files(tmp_path):
