@@ -256,7 +256,7 @@ def reason_of(done: subprocess.CompletedProcess[str]) -> str:
     """Say in a line why a process failed: its last words, without the name of the home folder."""
     if done.returncode < 0:
         return f"ended by {signal.Signals(-done.returncode).name}"
-    lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
     last = lines[-1].removeprefix("error: ") if lines else f"exit code {done.returncode}"
     return textwrap.shorten(last.replace(str(Path.home()), "~"), 300)
 

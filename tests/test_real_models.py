@@ -202,6 +202,7 @@ def test_a_clip_costs_what_the_logits_of_its_tokens_say(command, tmp_path):
     outcome = command(
         *("evaluate", "--models", model, *tokenizer, "--clips", tmp_path / "clips"),
         *("--protocol", "cosmos", "--num-clips", 1, "--out", tmp_path / "b"),
+        *("--strategy", "k=1"),
     )
     outcome.assert_refused("reads a text with each clip, and clips come without texts here")
 

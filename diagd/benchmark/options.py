@@ -110,8 +110,8 @@ class DoctorOptions:
     With --json the document has `machine`, `gpu` (null on the CPU), `kernels` (and
     how those `tried` did), `choices` (what auto becomes, and why, and `fastest`; what
     a step takes for each of the `candidates`), `extras` (the modules that each lacks),
-    `frames_per_second` of the model by strategy, as `diagd play` shows it (none for models that
-    bring no prompt), and `warnings`.
+    `frames_per_second` of the model by strategy, as `diagd play` shows it (none for
+    models that bring no prompt), and `warnings`.
     """
 
     device: Device = "cpu"  # cpu, cuda, cuda:1

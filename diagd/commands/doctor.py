@@ -3,7 +3,7 @@
 diagd doctor                   # some ten seconds, five of them a probe
 diagd doctor --seconds 0       # no probe
 diagd doctor --model maze      # what auto is for another model
-diagd doctor --again           # time the choices again, once the machine is quiet
+diagd doctor --again           # time anew, on a quiet machine
 """
 
 import itertools

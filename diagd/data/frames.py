@@ -13,7 +13,7 @@ import threading
 import warnings
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, BinaryIO
@@ -24,6 +24,7 @@ from av.error import FFmpegError
 from av.format import Flags
 from av.packet import Packet
 from av.stream import Disposition
+from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -255,6 +256,8 @@ class _Film:
     ) -> None:
         self._file, self._name, self._max_pixels, self._held = file, name, max_pixels, held
         self._size: tuple[int, int] | None = None
+        self._matrix: tuple[int, int, int, int] | None = None
+        self._scaler = VideoReformatter()  # one for all frames, for it has threads of its own
         file.seek(0)
         head = file.read(2**16)
         self._kind = container_of and container_of(head)
@@ -283,9 +286,11 @@ class _Film:
         codec.options = {"err_detect": "explode", "max_pixels": str(self._max_pixels)}
         if self._kind:  # for strangers
             codec.options |= {"threads": "1"}
-        self._packets, self._stamps, self._last = self._demux(), list[int | None](), 0
+        # closed, it lets go of the decoder, whose threads a forked process would wait for in vain
+        self._packets = self._held.enter_context(contextlib.closing(self._demux()))
+        self._stamps, self._last = list[int | None](), 0
 
-    def _demux(self) -> Iterator[Packet]:
+    def _demux(self) -> Generator[Packet, None, None]:
         """Yield the packets, and note the time stamps of those that are shown."""
         newest, shift, tick = None, 0, self._stream.time_base or Fraction(1)
         may_jump = self._container.format.flags & Flags.ts_discont.value
@@ -371,19 +376,25 @@ class _Film:
             )
         is_opaque = not any(component.is_alpha for component in frame.format.components)
         form = "rgb24" if is_opaque else "rgba"
-        pixels: Any = frame.to_ndarray(format=form, width=first_width, height=first_height)
+        scaled = self._scaler.reformat(frame, first_width, first_height, form)
+        pixels: Any = scaled.to_ndarray()
         pixels = pixels if is_opaque else _over_white(pixels)
-        try:
-            matrix = frame.side_data.get("DISPLAYMATRIX")
-        except ValueError:  # PyAV does not know all that FFmpeg puts beside frames
-            return np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90)))
-        if matrix:
-            a, b, _, c, d, *_ = np.frombuffer(matrix, np.int32).tolist()
-            is_turned = abs(b) > abs(a)  # phones film on their side
-            across, down = (c, b) if is_turned else (a, d)
-            pixels = pixels.swapaxes(0, 1) if is_turned else pixels
-            pixels = pixels[:: -1 if down < 0 else 1, :: -1 if across < 0 else 1]
-        return np.ascontiguousarray(pixels)
+        a, b, c, d = self._matrix = self._matrix or _matrix_of(frame)
+        is_turned = abs(b) > abs(a)  # phones film on their side
+        across, down = (c, b) if is_turned else (a, d)
+        pixels = pixels.swapaxes(0, 1) if is_turned else pixels
+        return np.ascontiguousarray(pixels[:: -1 if down < 0 else 1, :: -1 if across < 0 else 1])
+
+
+def _matrix_of(frame: av.VideoFrame) -> tuple[int, int, int, int]:
+    """Return the matrix by which a film is shown; of one frame, which `side_data` keeps alive."""
+    try:
+        matrix = frame.side_data.get("DISPLAYMATRIX")
+    except ValueError:  # PyAV does not know all that FFmpeg puts beside frames
+        turns = round(frame.rotation / 90) % 4
+        return ((1, 0, 0, 1), (0, -1, 1, 0), (-1, 0, 0, -1), (0, 1, -1, 0))[turns]
+    a, b, _, c, d, *_ = np.frombuffer(matrix, np.int32).tolist() if matrix else (1, 0, 0, 0, 1)
+    return a, b, c, d
 
 
 def _boxes(file: BinaryIO) -> set[bytes]:

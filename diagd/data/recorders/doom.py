@@ -244,6 +244,7 @@ def open_doom(options: RecordOptions) -> Iterator[DoomGame]:
         game.load_config(str(config))
         game.set_window_visible(False)
         game.set_sound_enabled(False)
+        game.add_game_args("-nosound")  # else OpenAL starts all the same, and may end the game
         game.set_mode(vizdoom.Mode.PLAYER)
         game.set_screen_resolution(vizdoom.ScreenResolution.RES_400X225)
         game.set_screen_format(vizdoom.ScreenFormat.RGB24)
