@@ -65,6 +65,7 @@ class Options:
     models: tuple[str, ...] = ("doom", "mc-ar-42m")
     dtypes: tuple[NativeDType, ...] = ("float32", "bfloat16", "int8")
     seconds: float = 3.0  # for all builds, a kind of step
+    lanes: tuple[int, ...] = ()  # of a step; 1 and a diagonal's at k=1
     compilers: tuple[str, ...] = COMPILERS
     before: Path | None = None  # another checkout
 
@@ -94,7 +95,7 @@ def main(options: Options) -> None:
                 row
                 for model in options.models
                 for dtype in options.dtypes
-                for row in time_builds(builds, model, dtype, options.seconds)
+                for row in time_builds(builds, model, dtype, options.seconds, options.lanes)
             ],
         }
     for row in document["rows"]:
@@ -130,7 +131,11 @@ def build_all(
 
 
 def time_builds(
-    builds: dict[str, tuple[ctypes.CDLL, str]], name: str, dtype: NativeDType, budget: float
+    builds: dict[str, tuple[ctypes.CDLL, str]],
+    name: str,
+    dtype: NativeDType,
+    budget: float,
+    lanes_of_steps: tuple[int, ...] = (),
 ) -> list[dict[str, Any]]:
     """Time steps of a model by every build, and by PyTorch's kernels, in turns."""
     config = PRESETS[name] if name in PRESETS else read_config(model_path(name) / "config.json")
@@ -145,7 +150,7 @@ def time_builds(
     pytorch = {"pytorch": merge_linears(plain, can_pack(plain))} if dtype != "int8" else {}
     rows = []
     for frames in (1, config.frames_held - 1):
-        for lanes in (1, min(config.grid_height, config.grid_width)):
+        for lanes in lanes_of_steps or (1, min(config.grid_height, config.grid_width)):
             seen = frames * config.tokens_per_frame + config.tokens_per_frame // 2
             seconds = in_turns(models, lanes, seen, budget)
             if pytorch:  # apart: its threads spin on the cores after they have computed

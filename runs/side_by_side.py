@@ -68,15 +68,13 @@ def main(options: Options) -> None:
         }
         for (model, dtype, strategy, context_frames), of_both in timed.items()
     ]
-    titles = ("frames/s", "of memory rate", "of multiply rate")
-    heads = [f"{title}, {label}" for label in ("before", "now") for title in titles]
-    table = Table("", *heads, "time, now/before", box=SIMPLE, title="medians of rounds")
+    heads = "frames/s before", "now", "of memory", "of multiply", "time"
+    table = Table("", *heads, box=SIMPLE, title="medians of rounds; shares now, time now/before")
     for row in rows:
         name = f"{row['model']} {row['dtype']} {row['strategy']} after {row['context_frames']}"
-        cells = [
-            f"{_median(row, label, of):.2f}" for label in ("before", "now") for of in SHOWN[1:]
-        ]
-        table.add_row(name, *cells, f"{row['ratio']:.3f}")
+        frames = (f"{_median(row, label, SHOWN[1]):.2f}" for label in ("before", "now"))
+        shares = (f"{_median(row, 'now', share):.0%}" for share in SHOWN[2:])
+        table.add_row(name, *frames, *shares, f"{row['ratio']:.3f}")
     Console().print(table)
     if options.out is not None:
         commits = {"before": git_commit(options.before), "now": git_commit(HERE)}
