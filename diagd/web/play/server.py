@@ -185,8 +185,8 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
     @app.get("/sessions/{name}/session.json")
     async def session(name: str) -> Response:
         player = _player(scheduler.players | scheduler.gone, name)
-        # the session is read once: the model's thread may make room meanwhile
-        log = begun.log if (begun := player.session) else player.past
+        # what is about to begin comes first, and is read first: the model's thread may make room
+        log = player.pending or (begun.log if (begun := player.session) else player.past)
         if log is None:
             raise HTTPException(409, "the dream has not begun yet")
         data = await asyncio.to_thread(save_log, log, name_of(world))

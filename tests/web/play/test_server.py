@@ -45,10 +45,24 @@ def answer_of(app, path):
     return asyncio.run(get())
 
 
+def test_a_dream_that_is_about_to_begin_can_be_saved(generator):
+    """What the page asks for right behind an upload, before the model has had a turn."""
+    scheduler = Scheduler(generator, [SCENE], 1, 60.0)
+    player = scheduler.join()
+    assert player is not None
+    player.past = SessionLog(SCENE.frames, (), 3)
+    player.begin(SessionLog(SCENE.frames, (), 5))
+    answer = answer_of(
+        create_app(scheduler, WorldFlags(), 1), f"/sessions/{player.id}/session.json"
+    )
+    assert (answer.status_code, answer.json()["seed"]) == (200, 5)
+
+
 def test_a_dream_that_is_saved_while_it_makes_room_for_the_next_one_is_saved(generator):
     scheduler = Scheduler(generator, [SCENE], 1, 60.0)
     player = scheduler.join()
     assert player is not None
+    player.pending = None
     log = SessionLog(SCENE.frames, (), 3)
     left = [Session(generator, log)]
 
