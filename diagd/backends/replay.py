@@ -36,7 +36,7 @@ class Compiled(ModelWrapper[Behind]):
 
     def make_step(self, step: Step) -> StepFunction:
         run = compile_or_refuse(partial(run_step, self.model, step), NOT_COMPILED, dynamic=True)
-        return lambda lanes, num_slots: run(lanes, whole_blocks(num_slots, COMPILED_BLOCK))
+        return lambda lanes, slots, first=0: run(lanes, whole_blocks(slots, COMPILED_BLOCK), first)
 
 
 class Captured(ModelWrapper[Behind]):
@@ -58,7 +58,7 @@ class Captured(ModelWrapper[Behind]):
             kept = None  # gone before others are allocated: the memory may not hold two
             slots = whole_blocks(num_slots, CAPTURED_BLOCK)
             buffers = super().make_buffers(batch_size, slots, context)
-            kept = buffers, Graphs(self.model.device, len(buffers.held) - 1)
+            kept = buffers, Graphs(self.model.device, buffers.held.shape[1] - 1)
         lent = dataclasses.replace(kept[0])  # when the stream lets go of it, the memory waits
         self._graphs[lent] = kept[1]
         weakref.finalize(lent, _wait, weakref.ref(self), kept).atexit = False
@@ -67,7 +67,7 @@ class Captured(ModelWrapper[Behind]):
     def _renew(
         self, buffers: Buffers, batch_size: int, num_slots: int, context: Tensor | None
     ) -> bool:
-        if len(buffers.tokens) != batch_size or len(buffers.held) < num_slots:
+        if len(buffers.tokens) != batch_size or buffers.held.shape[1] < num_slots:
             return False
         buffers.tokens.zero_()
         buffers.held.fill_(-1)
@@ -78,8 +78,9 @@ class Captured(ModelWrapper[Behind]):
         graphs, kind = self._graphs[step.buffers], step.kind
         whole = partial(run_step, self.model, step)
 
-        def run(lanes: Tensor, num_slots: int) -> None:
-            step.buffers.capture_seconds += graphs.run(kind, whole, lanes, num_slots, self.compiled)
+        def run(lanes: Tensor, num_slots: int, first: int = 0) -> None:
+            given = kind, whole, lanes, num_slots, first, self.compiled
+            step.buffers.capture_seconds += graphs.run(*given)
 
         return run
 
@@ -103,27 +104,35 @@ class Graphs:
         self._captured: dict[Hashable, Graph] = {}
 
     def run(
-        self, kind: Hashable, step: StepFunction, lanes: Tensor, num_slots: int, compiled: bool
+        self,
+        kind: Hashable,
+        step: StepFunction,
+        lanes: Tensor,
+        num_slots: int,
+        first: int,
+        compiled: bool,
     ) -> float:
         """Replay a step, captured when the first of its kind and shape is run, in seconds returned.
 
         All it touches besides the lanes stays where it is; `compiled`, it is a `partial`.
         """
         num_slots, started = whole_blocks(num_slots, CAPTURED_BLOCK), time.perf_counter()
-        key, seconds = (kind, lanes.shape[1], num_slots), 0.0
+        key, seconds = (kind, first, lanes.shape, num_slots), 0.0
         if key not in self._captured:
             while len(self._captured) >= MAX_GRAPHS:
                 del self._captured[next(iter(self._captured))]
             with torch.cuda.device(self.device):
                 torch.cuda.synchronize()
-                self._captured[key] = self._capture(step, lanes, num_slots, compiled)
+                self._captured[key] = self._capture(step, lanes, num_slots, first, compiled)
                 seconds = time.perf_counter() - started
         captured = self._captured[key]
         captured.lanes.copy_(lanes)
         captured.graph.replay()
         return seconds
 
-    def _capture(self, step: StepFunction, lanes: Tensor, num_slots: int, compiled: bool) -> Graph:
+    def _capture(
+        self, step: StepFunction, lanes: Tensor, num_slots: int, first: int, compiled: bool
+    ) -> Graph:
         """Warm up, with lanes that write to scratch only, and capture, which runs nothing."""
         code = None
         if compiled:  # the code is kept, not its arguments, which hold what holds this
@@ -138,13 +147,13 @@ class Graphs:
         side = _SIDE_STREAMS[self.device]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            step(warming, num_slots)
+            step(warming, num_slots, first)
         torch.cuda.current_stream().wait_stream(side)
         # a pool is no more when the last graph in it is gone
         pool = next((captured.graph.pool() for captured in self._captured.values()), None)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool, side, capture_error_mode="thread_local"):
-            step(static_lanes, num_slots)
+            step(static_lanes, num_slots, first)
         return Graph(graph, static_lanes, code)
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from diagd.decoding.model import CausalModel
+from diagd.decoding.visibility import Seen
 from diagd.models.config import ModelConfig
 
 MAX_SIZE = 2**24  # of a layer's widths: of a larger one no copy is made to be timed
@@ -66,7 +67,8 @@ def in_turns(
     Of a model's turn the first half does not count: it fetches weights into the cache.
     """
     slots = torch.arange(seen - lanes, seen)
-    tokens, visible = torch.zeros(1, lanes, dtype=torch.int64), slots[:, None] >= torch.arange(seen)
+    tokens, held = torch.zeros(1, lanes, dtype=torch.int64), torch.arange(seen)
+    rule = Seen(slots, slots, held, held)
     caches = {name: model.make_cache(1, seen + 1) for name, model in models.items()}
     took: dict[Name, list[float]] = {name: [] for name in models}
     started, rounds, few = time.perf_counter(), 0, True
@@ -75,7 +77,7 @@ def in_turns(
             turn, steps = time.perf_counter(), list[float]()
             while len(steps) < 2 or (time.perf_counter() - turn < TURN and len(steps) < ENOUGH):
                 since = time.perf_counter()
-                model.forward(tokens, slots, slots, visible, caches[name])
+                model.forward(tokens, slots, slots, rule, caches[name])
                 steps.append(time.perf_counter() - since)
             took[name] += steps[len(steps) // 2 :]
         rounds, few = rounds + 1, any(len(counted) < ENOUGH for counted in took.values())

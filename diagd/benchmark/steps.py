@@ -143,7 +143,7 @@ class Stopwatch(ModelWrapper[CausalModel]):
         fused = None if self._by_part else self.model.make_step(step)
         run = fused or partial(run_step, self if self._by_part else self.model, step)
 
-        def timed(lanes: Tensor, num_slots: int) -> None:
+        def timed(lanes: Tensor, num_slots: int, first: int = 0) -> None:
             self._num_seen += 1
             if (self._num_seen - self._stride // 2 - 1) % self._stride:
                 return
@@ -151,9 +151,9 @@ class Stopwatch(ModelWrapper[CausalModel]):
             counters = self._counters
             before = None if counters is None else counters.clone()
             started = self._now()
-            run(lanes, num_slots)
+            run(lanes, num_slots, first)
             self._moments.append((started, self._now()))
-            self._times.lanes.append(lanes.shape[1])
+            self._times.lanes.append(lanes.shape[2])
             self._times.slots.append(num_slots)
             if counters is not None and before is not None:
                 linears, attention, rest, drawing = (counters - before).tolist()

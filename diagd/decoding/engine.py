@@ -1,27 +1,31 @@
-"""The engine: a stream of tokens, its prefill, its ring of slots, and the loop over a plan.
+"""The engine: a batch of sequences in one memory, the streams that write them, and their one step.
 
-A `Stream` outlives what drives it: frame after frame may be written by another strategy, each by
-one operation, "feed these lanes". When the context is full, a frame that begins takes the slots of
-the oldest, and nothing is read again: the slots behind the prompt's prefix (what stands before the
-first context frame) are a ring, and keys and values stay as they were computed. Where absolute
-positions matter to the model, or `keep_frames` says so, the prefix and the newest frames are
-prefilled again from slot 0 instead.
+A `Batch` is memory and one operation: run the lanes that its streams ask for in one forward pass. A
+`Stream` writes a sequence, frame after frame, each maybe by another strategy, which asks for its
+lanes step by step; streams come and go, and none waits for another. A guided stream has a sequence
+for each of its prompts.
+
+When the context is full, a frame that begins takes the slots of the oldest, and nothing is read
+again: the slots behind the prompt's prefix (what stands before the first context frame) are a ring,
+and keys and values stay as they were computed. Where absolute positions matter to the model, or
+`keep_frames` says so, the prefix and the newest frames are prefilled again from slot 0 instead.
 """
 
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from diagd.decoding.model import Buffers, CausalModel, Step, StepFunction
+from diagd.decoding.model import Buffers, CausalModel, Drawing, Step, StepFunction
 from diagd.decoding.sampling import UNDRAWN, Draw, ValidRanges
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import SCRATCH, DecodePlan, Order, SequenceLayout, make_plan
-from diagd.decoding.visibility import NEVER, Rule, visible_slots
+from diagd.decoding.visibility import NEVER, Rule, Seen, raster_rule
 from diagd.threads import follow_free_cores
 
 # Lanes of a prompt fed at once: on the CPU what the caches of its cores hold, on a GPU what keeps
@@ -31,7 +35,7 @@ BLOCK = 64  # cache slots are read in whole blocks, so that few numbers of them 
 
 
 class Lanes(NamedTuple):
-    """The lanes of one forward pass: each field (L,) int64, all of them a tensor (8, L)."""
+    """The lanes of one forward pass: each field (S', L) int64, all of them a tensor (8, S', L)."""
 
     positions: Tensor  # where the lane stands: what it may see, and what RoPE sees
     slots: Tensor  # where its keys and values are written; scratch for padding
@@ -44,28 +48,54 @@ class Lanes(NamedTuple):
 
     @classmethod
     def of(cls, packed: Tensor) -> "Lanes":
-        """Name the rows of (8, L): views, so what is written to them is written to `packed`."""
+        """Name the rows of (8, ...): views, so what is written to them is written to `packed`."""
         return cls(*packed.unbind())
 
 
-def run_step(model: CausalModel, step: Step, lanes: Tensor, num_slots: int) -> None:
-    """Gather, forward, sample, scatter: lanes (8, L), over so many slots in whole blocks."""
-    lane, memory, num_slots = Lanes.of(lanes), step.buffers, whole_blocks(num_slots, BLOCK)
-    seen = lane.positions, lane.steps, memory.held[:num_slots], memory.fed_at[:num_slots]
-    visible = model.see(*seen) if step.is_plain else visible_slots(*seen, step.rule)
-    # UNDRAWN is no id: it is found in `Stream.finish_frame`
-    tokens = memory.tokens[:, lane.inputs].clamp_(min=0)
-    logits = model.forward(tokens, lane.positions, lane.slots, visible, memory.cache)
-    places = lane.frames, lane.rows, lane.columns
-    draw = Draw(step.sampling, step.ranges, memory.seeds, *places)
-    memory.tokens.index_copy_(1, lane.outputs, model.sample(logits, draw))
+def run_step(model: CausalModel, step: Step, lanes: Tensor, num_slots: int, first: int = 0) -> None:
+    """Gather, forward, sample, scatter: lanes (8, S', L), over so many slots in whole blocks."""
+    lane, memory, reach = Lanes.of(lanes), step.buffers, whole_blocks(num_slots, BLOCK)
+    own = slice(first, first + lanes.shape[1])
+    held, fed_at = memory.held[own, :reach], memory.fed_at[own, :reach]
+    seen = Seen(lane.positions, lane.steps, held, fed_at, step.rule)
+    tokens = memory.tokens[own]
+    # UNDRAWN is no id: it is found in `Stream.take_frame`
+    fed = tokens.gather(1, lane.inputs).clamp_(min=0)
+    logits = model.forward(fed, lane.positions, lane.slots, seen, memory.cache, 0, first)
+    tokens.scatter_(1, lane.outputs, _draw(model, step, lane, logits, first))
+
+
+def _draw(model: CausalModel, step: Step, lane: Lanes, logits: Tensor, first: int) -> Tensor:
+    """Return the ids (S', L) that sequences draw, each in the way of its own."""
+    drawn, begin, end, start = list[Tensor](), first, first + len(logits), 0
+    for drawing in step.drawings:
+        start, since = start + drawing.num_sequences, max(start, begin)
+        if since >= min(start, end):
+            continue
+        own, stride = slice(since - begin, min(start, end) - begin), 1 + len(drawing.scales)
+        seeds = step.buffers.seeds[since : min(start, end) : stride]
+        places = (field[own][::stride] for field in (lane.frames, lane.rows, lane.columns))
+        draw = Draw(drawing.sampling, drawing.ranges, seeds, *places)
+        ids = model.sample(_steered(logits[own], drawing.scales), draw)
+        drawn.append(ids.repeat_interleave(stride, 0) if stride > 1 else ids)
+    return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
+
+
+def _steered(logits: Tensor, scales: tuple[float, ...]) -> Tensor:
+    """Return the logits that guided streams draw from (see `Drawing`)."""
+    if not scales:
+        return logits
+    *others, steered = each = logits.float().unflatten(0, (-1, 1 + len(scales))).unbind(1)
+    for scale, more, less in zip(reversed(scales), others[::-1], each[:0:-1], strict=True):
+        steered = steered + scale * (more - less)
+    return steered
 
 
 class NextStep(NamedTuple):
-    """What a strategy asks for: the lanes of one step."""
+    """What a strategy asks for: the lanes of one step of its stream's sequences."""
 
-    lanes: Tensor  # (8, L) int64, padding at the end
-    num_fed: int  # of them that are no padding
+    lanes: Tensor  # (8, sequences, L) int64, padding at the end
+    num_fed: int  # of them that are no padding, of a sequence
     end: int  # one past the last position that they may see
     num_whole: int  # frames of the layout that are whole before it runs
 
@@ -74,43 +104,215 @@ def whole_blocks(size: int, block: int) -> int:
     return -(-size // block) * block
 
 
-class Stream:
-    """Tokens of a model, written by whoever feeds lanes; `frame` is the layout of one frame."""
+class Batch:
+    """Memory of `num_sequences` of `num_slots` slots, the last scratch, and what they are fed.
+
+    Attributes:
+        num_steps: forward passes so far; pieces of prompts not counted.
+    """
 
     def __init__(
         self,
         model: CausalModel,
+        num_sequences: int,
+        num_slots: int,
+        context: Tensor | None = None,
+        rule: Rule = raster_rule,
+    ) -> None:
+        self.model, self.rule, self.num_sequences = model, rule, num_sequences
+        self.buffers: Buffers = model.make_buffers(num_sequences, num_slots, context)
+        self.scratch = self.buffers.held.shape[1] - 1
+        # weak, for they hold the batch: who drops a stream closes it
+        self._streams: list[weakref.ref[Stream]] = []
+        self.num_steps = 0
+        self._run: StepFunction | None = None
+        self._blank = torch.zeros(8, 1, 1, dtype=torch.int64, device=self.buffers.tokens.device)
+        lane = Lanes.of(self._blank)
+        for field in (lane.slots, lane.inputs, lane.outputs):
+            field.fill_(self.scratch)
+
+    @property
+    def streams(self) -> "list[Stream]":
+        """Those that were admitted and not closed, by their sequences."""
+        return [one for ref in self._streams if (one := ref()) is not None]
+
+    def admit(
+        self,
         frame: SequenceLayout,
-        buffers: Buffers,
+        sampling: SamplingOptions | None = None,
+        seed: int = 0,
+        *,
+        scales: Sequence[float] = (),
+        max_slots: int | None = None,
+        keep_frames: int | None = None,
+    ) -> "Stream":
+        """Give a stream the first free sequences, 1 + len(scales) neighbours; or ValueError."""
+        needed, first = 1 + len(scales), 0
+        for stream in self.streams:
+            if stream.first - first >= needed:
+                break
+            first = stream.first + stream.num_sequences
+        if first + needed > self.num_sequences:
+            taken = sum(stream.num_sequences for stream in self.streams)
+            raise ValueError(
+                f"the batch is full: {taken} of {self.num_sequences} sequences are taken, "
+                f"expected {needed} free ones in a row"
+            )
+        longest = self.scratch - frame.num_action_tokens
+        max_slots = longest if max_slots is None else min(max_slots, longest)
+        stream = Stream(self, first, frame, tuple(scales), max_slots, keep_frames)
+        stream.forget()
+        self.buffers.seeds[first : first + needed] = seed
+        streams = sorted([*self.streams, stream], key=lambda one: one.first)
+        self._streams = [weakref.ref(one) for one in streams]
+        stream.set_sampling(sampling or SamplingOptions())
+        return stream
+
+    def remove(self, stream: "Stream") -> None:
+        if stream not in self.streams:
+            raise ValueError("the stream was closed before")
+        stream.forget()
+        self._streams.remove(weakref.ref(stream))
+
+    def renew_step(self) -> None:
+        """Have the step made anew, for how tokens are drawn has changed."""
+        self._run = None
+
+    def run(self, asking: Sequence[tuple["Stream", NextStep]]) -> None:
+        """Run steps of different streams in one forward pass, and write the tokens drawn."""
+        if self._run is None:
+            step = Step(self.buffers, self._drawings(), self.rule)
+            run = self.model.make_step(step) or partial(run_step, self.model, step)
+            self._run = torch.inference_mode()(run)
+        self._follow_free_cores()
+        first, lanes = asking[0][0].first, asking[0][1].lanes
+        if len(asking) > 1:
+            lanes = self._side_by_side(first, asking)
+        self._run(lanes, min(max(step.end for _, step in asking), self.scratch), first)
+
+    def _follow_free_cores(self) -> None:
+        if not self.model.replays:  # which is compiled for a number of threads, or on a GPU
+            follow_free_cores()
+
+    def _side_by_side(self, first: int, asking: Sequence[tuple["Stream", NextStep]]) -> Tensor:
+        """Pad the lanes of steps to one width, those of idle sequences between them as well."""
+        width = max(step.lanes.shape[2] for _, step in asking)
+        parts, end = list[Tensor](), first
+        for stream, (lanes, *_) in asking:
+            if stream.first > end:
+                parts.append(self._blank.expand(-1, stream.first - end, width))
+            if (missing := width - lanes.shape[2]) > 0:
+                blank = self._blank.expand(-1, lanes.shape[1], missing)
+                lanes = torch.cat([lanes, blank], 2)
+            parts.append(lanes)
+            end = stream.first + lanes.shape[1]
+        return torch.cat(parts, 1)
+
+    def _drawings(self) -> tuple[Drawing, ...]:
+        """Say how each sequence is drawn; a free one is as the one before it, but not guided."""
+        streams = self.streams
+        of_each = [replace(streams[0].drawing, num_sequences=1, scales=())] * self.num_sequences
+        for stream in streams:
+            one = replace(stream.drawing, num_sequences=1)
+            end = stream.first + stream.num_sequences
+            of_each[stream.first : end] = [one] * stream.num_sequences
+            of_each[end:] = [replace(one, scales=())] * (self.num_sequences - end)
+        runs = ((kind, len(list(run))) for kind, run in groupby(of_each))
+        return tuple(replace(kind, num_sequences=count) for kind, count in runs)
+
+    def step(self) -> None:
+        """Feed a piece of each prompt that is not read yet, and the next step of all others."""
+        if reading := [stream for stream in self.streams if stream.num_unread]:
+            self._read(reading)
+        asking = [(one, step) for one in self.streams if (step := one.asked()) is not None]
+        if asking:
+            self.run(asking)
+            self.num_steps += 1
+            for stream, step in asking:
+                stream.went(step)
+
+    @torch.inference_mode()
+    def _read(self, reading: Sequence["Stream"]) -> None:
+        """Feed a piece of each prompt to the cache, causally; neighbours in one forward pass."""
+        self._follow_free_cores()
+        memory, device = self.buffers, self.buffers.tokens.device
+        most = PREFILL_LANES.get(device.type, PREFILL_LANES["cuda"])
+        runs = list[list[Stream]]()
+        for stream in reading:
+            if not runs or runs[-1][-1].end != stream.first:
+                runs.append([])
+            runs[-1].append(stream)
+        for run in runs:
+            own = slice(run[0].first, run[-1].end)
+            width = min(most, max(stream.num_unread for stream in run))
+            each = [(one.num_read, one.num_used - 1 + by) for one in run for by in one.shifts]
+            starts, lengths = torch.tensor(each, device=device).T[..., None]
+            positions = starts + torch.arange(width, device=device)
+            is_padding = positions >= lengths
+            positions = positions.masked_fill(is_padding, 0)
+            slots = positions.masked_fill(is_padding, self.scratch)
+            reach = max(min(start + width, length) for start, length in each)
+            state = memory.held[own, :reach], memory.fed_at[own, :reach]
+            seen = Seen(positions, positions, *state, self.rule)
+            fed = memory.tokens[own].gather(1, slots)
+            self.model.forward(fed, positions, slots, seen, memory.cache, 1, own.start)
+            for stream in run:
+                stream.num_read += min(width, stream.num_unread)
+
+
+class Stream:
+    """The frames of one video, written into neighbouring sequences of a batch by strategies.
+
+    A guided one has a sequence for each of its prompts, which `shifts` tells how much longer each
+    is than the first: so much further are positions and slots of all that follows.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        first: int,
+        frame: SequenceLayout,
+        scales: tuple[float, ...],
         max_slots: int,
         keep_frames: int | None,
-        sampling: SamplingOptions | None,
-        rule: Rule,
     ) -> None:
-        self.model, self.frame, self.max_slots, self.rule = model, frame, max_slots, rule
+        self.batch, self.model, self.first, self.frame = batch, batch.model, first, frame
+        self.scales, self.max_slots, self.num_sequences = scales, max_slots, 1 + len(scales)
+        self.end = first + self.num_sequences
         fit = (max_slots + frame.num_leading) // frame.slots_per_frame
         self.keep_frames = max(1, fit // 2) if keep_frames is None else keep_frames
-        self.reads_again = keep_frames is not None or not model.relative_positions
-        self.buffers, self.held, self.fed_at = buffers, buffers.held, buffers.fed_at
-        self.seeds, self.cache = buffers.seeds, buffers.cache
-        self.scratch = len(self.held) - 1
-        self.set_sampling(sampling or SamplingOptions())
+        self.reads_again = keep_frames is not None or not self.model.relative_positions
+        self.shifts = [0] * self.num_sequences
         self.num_used = 0  # tokens of the sequence so far, those that left included
-        self.num_prefix = 0  # of them, slots before the first context frame
+        self.num_read = 0  # of a prompt, tokens that were fed
+        self.num_prefix = 0  # slots before the first context frame
         self.num_held = 0  # frames that may be seen
         self.window = 0  # frames that the context holds, the one under way included
         self.num_generated = self.num_dropped_frames = 0  # frames since the prefill
         self.num_steps = self.num_fed = 0  # since the prefill; padding not counted
         self.verified: list[Any] = []  # `VerifiedStep`s since the newest call of `decode`
+        self._steps: Iterator[NextStep | None] = iter(())
+        self._next: NextStep | None = None
+        # frames that were laid out, of them whole, and taken
+        self.num_open = self.num_whole = self.num_taken = 0
 
     @property
     def tokens(self) -> Tensor:
-        """(B, slots) int64; a device may have to be waited for."""
-        return self.buffers.tokens
+        """(sequences, slots) int64, a view; a device may have to be waited for."""
+        return self.batch.buffers.tokens[self.first : self.end]
 
     @property
-    def batch_size(self) -> int:
-        return len(self.tokens)
+    def held(self) -> Tensor:
+        return self.batch.buffers.held[self.first : self.end]
+
+    @property
+    def fed_at(self) -> Tensor:
+        return self.batch.buffers.fed_at[self.first : self.end]
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens of the prompt that are still to be fed; its last one is fed at step 0."""
+        return max(0, self.num_used + max(self.shifts) - 1 - self.num_read)
 
     @property
     def is_endless(self) -> bool:  # a frame that begins in a full context takes the oldest's slots
@@ -127,95 +329,125 @@ class Stream:
         grid, model = self.frame.grid, self.model
         where = grid.height, grid.width, model.vocab_size, model.device
         self.sampling, self.ranges = sampling, ValidRanges.resolve(sampling.valid_range, *where)
-        step = Step(self.buffers, sampling, self.ranges, self.rule)
-        run: StepFunction = model.make_step(step) or partial(run_step, model, step)
-        self.run = torch.inference_mode()(run)
+        kind = replace(sampling, valid_range=None)
+        self.drawing = Drawing(self.num_sequences, kind, self.ranges, self.scales)
+        self.batch.renew_step()
 
-    def prefill(self, prompt: Tensor, layout: SequenceLayout) -> None:
-        """Start anew from a prompt (B, P); `layout` is of a frame behind it, with its context."""
-        self.num_prefix = prompt.shape[1] - layout.context_slots
-        self.num_held = layout.context_frames
-        self.num_generated = self.num_dropped_frames = self.num_steps = self.num_fed = 0
-        self.verified = []
-        self._follow_free_cores()
-        self._prefill(prompt.to(self.tokens.device))
-
-    def _follow_free_cores(self) -> None:
-        if not self.model.replays:  # which is compiled for a number of threads, or on a GPU
-            follow_free_cores()
+    def close(self) -> None:
+        """Give the sequences back; what they held is seen by nobody."""
+        self.batch.remove(self)
 
     @torch.inference_mode()
-    def _prefill(self, sequence: Tensor) -> None:
-        """Feed all but the last token of a sequence, causally; the last is fed at step 0."""
-        length = sequence.shape[1]
-        self.tokens[:, :length] = sequence
+    def forget(self) -> None:
         self.held.fill_(-1)
-        self.held[:length] = torch.arange(length, device=self.held.device)
-        self.num_used = length
+        self.fed_at.fill_(NEVER)
+
+    def prefill(self, prompts: Sequence[Tensor], context_frames: int) -> None:
+        """Start anew from prompts (P,) int64, one for each sequence, which steps then read."""
+        self.num_prefix = len(prompts[0]) - self.layout(1, context_frames, True).context_slots
+        self.num_held = context_frames
+        self.num_generated = self.num_dropped_frames = self.num_steps = self.num_fed = 0
+        self.stop()
+        self.verified = []
+        self._prefill(prompts)
+
+    @torch.inference_mode()
+    def _prefill(self, prompts: Sequence[Tensor]) -> None:
+        self.forget()
+        self.shifts = [len(prompt) - len(prompts[0]) for prompt in prompts]
+        self.num_used, self.num_read = len(prompts[0]), 0
+        for prompt, *state in zip(prompts, self.tokens, self.held, self.fed_at, strict=True):
+            places = torch.arange(len(prompt), device=prompt.device)
+            for row, values in zip(state, (prompt, places, places), strict=True):
+                row[: len(prompt)] = values
         self.window = self.num_held + self.room()  # no actions stand before the first of them
-        count = PREFILL_LANES.get(sequence.device.type, PREFILL_LANES["cuda"])
-        for start in range(0, length - 1, count):
-            end = min(start + count, length - 1)
-            slots = torch.arange(start, end, device=sequence.device)
-            seen = torch.arange(end, device=sequence.device)
-            visible = visible_slots(slots, slots, seen, seen, self.rule)
-            fed = sequence[:, start:end]
-            self.model.forward(fed, slots, slots, visible, self.cache, logits_to_keep=1)
 
     def room(self) -> int:
-        return max(0, (self.max_slots - self.num_used) // self.frame.slots_per_frame)
+        free = self.max_slots - max(self.shifts) - self.num_used
+        return max(0, free // self.frame.slots_per_frame)
 
     def drop_oldest(self) -> None:
         kept = min(self.keep_frames, self.num_held)
         newest = self.num_used - self.layout(1, kept).context_slots
-        prefix, frames = self.tokens[:, : self.num_prefix], self.tokens[:, newest : self.num_used]
         self.num_dropped_frames += self.num_held - kept
         self.num_held = kept
-        self._prefill(torch.cat([prefix, frames], dim=1))
+        rows = zip(self.tokens, self.shifts, strict=True)
+        spans = ((row, self.num_prefix + by, newest + by, self.num_used + by) for row, by in rows)
+        self._prefill([torch.cat([row[:prefix], row[new:end]]) for row, prefix, new, end in spans])
 
     def slots_at(self, positions: Tensor) -> Tensor:
         """Return the slots of positions (int64): the prefix stays, the rest is a ring.
 
-        SCRATCH stands at the scratch slot.
+        Both are those of the first sequence. SCRATCH stands at the scratch slot.
         """
         behind = positions - self.num_prefix
         around = self.num_prefix + behind % max(1, self.window * self.frame.slots_per_frame)
         slots = torch.where(behind < 0, positions, around)
-        return torch.where(positions == SCRATCH, self.scratch, slots)
+        return torch.where(positions == SCRATCH, self.batch.scratch, slots)
 
     def slots_between(self, first: int, end: int) -> Tensor:
-        return self.slots_at(torch.arange(first, end, device=self.tokens.device))
+        return self.slots_at(torch.arange(first, end, device=self.batch.buffers.tokens.device))
+
+    def shifted(self, slots: Tensor) -> Tensor:
+        """Return slots or positions (n,) of the first sequence in each, (sequences, n)."""
+        if not any(self.shifts):
+            return slots.expand(self.num_sequences, *slots.shape)
+        by = torch.tensor(self.shifts, device=slots.device).view(-1, *[1] * slots.ndim)
+        return torch.where(slots == self.batch.scratch, slots, slots + by)
+
+    def write(self, slots: Tensor, ids: Tensor | int) -> None:
+        """Write ids (n,) at slots (n,) of the first sequence, and where they are in the others."""
+        self._put(self.tokens, slots, ids)
+
+    def feed_at(self, slots: Tensor, steps: Tensor | int) -> None:
+        """Say at which steps (n,) the tokens at slots (n,) are fed."""
+        self._put(self.fed_at, slots, steps)
+
+    @torch.inference_mode()
+    def _put(self, rows: Tensor, slots: Tensor, values: Tensor | int) -> None:
+        if isinstance(values, int):
+            rows.scatter_(1, self.shifted(slots), values)
+        else:
+            rows.scatter_(1, self.shifted(slots), values.expand(self.num_sequences, -1))
 
     @torch.inference_mode()
     def open(self, layout: SequenceLayout, actions: Tensor) -> None:
-        """Lay frames out behind the slots in use: actions (B, T, n) and separators are known."""
-        width = layout.grid.width
-        end = self.num_used + layout.num_slots
+        """Lay frames out behind the slots in use: actions (T, n) and separators are known."""
+        width, end = layout.grid.width, self.num_used + layout.num_slots
         slots = self.slots_between(self.num_used, end)
-        self.held[slots] = torch.arange(self.num_used, end, device=slots.device)
-        before = (self.held >= 0) & (self.held < self.num_used)
+        used = self.shifted(torch.tensor([self.num_used], device=slots.device))
+        positions = used + torch.arange(layout.num_slots, device=slots.device)
+        self.num_open, self.num_whole, self.num_taken = layout.grid.num_frames, 0, 0
+        self.held.scatter_(1, self.shifted(slots), positions)
+        before = (self.held >= 0) & (self.held < used)
         self.fed_at.copy_(torch.where(before, -1, NEVER))
         frames = slots.view(-1, layout.slots_per_frame)
-        self.tokens[:, frames[:, layout.action_slots]] = actions
-        if self.ranges.row_ends is not None:
-            self.tokens[:, frames[:, layout.token_slots[width - 1 :: width]]] = self.ranges.row_ends
+        self.write(frames[:, layout.action_slots].flatten(), actions.flatten())
+        if (ids := self.ranges.row_ends) is not None:
+            row_ends = frames[:, layout.token_slots[width - 1 :: width]]
+            self.write(row_ends.flatten(), ids.expand_as(row_ends).flatten())
 
     def follow(self, order: Order, layout: SequenceLayout) -> Iterator[NextStep]:
         """Ask for the steps that write the frames that were laid out in an order."""
         plan = make_plan(order, layout, self.model.replays, self.ranges.row_ends is not None)
         packed, fed_at = _tensors_of(plan)
-        base, frame, lanes = self.num_used, 0, self.place(packed).to(self.tokens.device)
-        slots = self.slots_between(base, base + len(fed_at))
-        with torch.inference_mode():
-            self.fed_at[slots] = fed_at.to(self.fed_at.device)
+        device, base, whole = self.batch.buffers.tokens.device, self.num_used, 0
+        lanes = self.place(packed).to(device)
+        self.feed_at(self.slots_between(base, base + len(fed_at)), fed_at.to(device))
+        base += max(self.shifts)
         for step, (start, end) in enumerate(pairwise(plan.starts)):
-            yield NextStep(lanes[:, start:end], plan.num_fed[step], base + plan.ends[step], frame)
-            while frame < len(plan.frame_ends) and step >= plan.frame_ends[frame]:
-                frame += 1
+            yield NextStep(
+                lanes[:, :, start:end], plan.num_fed[step], base + plan.ends[step], whole
+            )
+            while whole < len(plan.frame_ends) and step >= plan.frame_ends[whole]:
+                whole += 1
 
     @torch.inference_mode()
     def place(self, lanes: Tensor) -> Tensor:
-        """Put lanes (8, total), counted from the start of a layout, behind the slots in use."""
+        """Put lanes (8, n), counted from the start of a layout, behind the slots in use.
+
+        Returns (8, sequences, n).
+        """
         lanes = lanes.clone()
         lane = Lanes.of(lanes)
         lane.positions.add_(self.num_used)
@@ -223,38 +455,53 @@ class Stream:
             slots[slots != SCRATCH] += self.num_used
             slots.copy_(self.slots_at(slots))
         lane.frames.add_(self.num_generated)
+        lanes = lanes[:, None].repeat(1, self.num_sequences, 1)
+        if any(self.shifts):
+            lane = Lanes.of(lanes)
+            lane.positions.add_(torch.tensor(self.shifts)[:, None])
+            for slots in (lane.slots, lane.inputs, lane.outputs):
+                slots.copy_(self.shifted(slots[0]))
         return lanes
 
-    def write(self, steps: Iterable[NextStep], num_frames: int) -> Iterator[Tensor]:
-        """Run the steps that a strategy asks for; yield each of its frames as it becomes whole."""
-        done = 0
-        for step in steps:
-            while done < step.num_whole:
-                yield self.finish_frame()
-                done += 1
-            self.feed(step)
-        for _ in range(done, num_frames):
-            yield self.finish_frame()
+    def begin(self, steps: Iterator[NextStep | None]) -> None:
+        """Have the batch run steps; None lets a prompt be read, or whole frames be taken, first."""
+        self.stop()
+        self.verified, self._steps = [], steps
 
-    def feed(self, step: NextStep) -> None:
-        """Feed the lanes of a step, and write the tokens drawn from them."""
-        self._follow_free_cores()
-        self.run(step.lanes, min(step.end, self.scratch))
+    def stop(self) -> None:
+        """Forget the frames under way, and those that were not taken."""
+        self._steps, self._next = iter(()), None
+        self.num_open = self.num_whole = self.num_taken = 0
+
+    def asked(self) -> NextStep | None:
+        """Return the next step, if one can run now."""
+        if self._next is None and not self.num_unread:
+            self._resume()
+        return self._next
+
+    def _resume(self) -> None:
+        self._next = next(self._steps, None)
+        if self._next is not None:
+            self.num_whole = self._next.num_whole
+
+    def went(self, step: NextStep) -> None:
+        """Count a step that has run, and have the strategy go on."""
         self.num_steps += 1
         self.num_fed += step.num_fed
+        self._resume()
 
-    def finish_frame(self) -> Tensor:
-        """Count the frame behind the slots in use, which is whole; return it, (B, height, width).
+    def take_frame(self) -> Tensor:
+        """Count the frame behind the slots in use, which is whole; return it, (height, width).
 
         Raises:
             ValueError: a token could not be drawn; once a frame, a GPU is waited for to know.
         """
         grid, end = self.frame.grid, self.num_used + self.frame.slots_per_frame
-        visual = self.tokens[:, self.slots_between(self.num_used, end)[self.frame.token_slots]]
-        undrawn = (visual == UNDRAWN).any(0)
+        visual = self.tokens[0, self.slots_between(self.num_used, end)[self.frame.token_slots]]
+        undrawn = visual == UNDRAWN
         if undrawn.any():
             row, column = divmod(int(undrawn.int().argmax()), grid.width)
-            keys = enumerate(getattr(self.cache, "keys", ()))
+            keys = enumerate(getattr(self.batch.buffers.cache, "keys", ()))
             broken = next((layer for layer, of in keys if not of.isfinite().all()), None)
             raise ValueError(
                 f"no token can be drawn at frame {self.num_generated}, row {row}, column {column} "
@@ -262,10 +509,11 @@ class Stream:
                 + ("" if broken is None else f", broken from layer {broken} on")
             )
         self.num_used = end
+        self.num_taken += 1
         self.num_generated += 1
         self.num_dropped_frames += self.num_held == self.window
         self.num_held = min(self.num_held + 1, self.window)
-        return visual.view(-1, grid.height, grid.width)
+        return visual.view(grid.height, grid.width)
 
 
 @lru_cache(maxsize=64)

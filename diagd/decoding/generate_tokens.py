@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from inspect import GEN_CLOSED, getgeneratorstate
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, int64
 
 from diagd.checks import whole
-from diagd.decoding.engine import NextStep, Stream
+from diagd.decoding.engine import Batch, NextStep, Stream
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid
@@ -36,8 +36,9 @@ decode.register(exact.exact)
 
 
 class DecodingEngine:
-    """A stream of frames from a raster-order model, read by `prefill` and written by `decode`.
+    """Streams of frames from a raster-order model, read by `prefill` and written by `decode`.
 
+    Its batch rows are streams of one `Batch`, of prompts of any lengths, and write as many frames.
     Arguments that do not fit the model or each other are a ValueError, of its methods as well.
 
     Args:
@@ -51,7 +52,8 @@ class DecodingEngine:
             only the distance between positions matters to the model, else half of what it holds.
 
     Attributes:
-        stream: what strategies drive, with the counts of steps and frames.
+        batch: the memory, with the count of steps.
+        streams: what strategies drive, one for each batch row, with counts of steps and frames.
     """
 
     def __init__(
@@ -72,60 +74,81 @@ class DecodingEngine:
     ) -> None:
         if keep_frames is not None and whole(keep_frames, "keep_frames") < 0:
             raise ValueError(f"keep_frames must be 0 or more, got {keep_frames}")
-        seeds = torch.tensor(_check_seeds(seed, batch_size))
+        seeds, scales = _check_seeds(seed, batch_size), model.scales
         grid = TokenGrid(1, height, width)
         frame = SequenceLayout(grid, num_action_tokens, num_seam_tokens=num_seam_tokens)
         longest = model.max_positions
         max_slots = longest if max_slots is None else min(whole(max_slots, "max_slots"), longest)
-        buffers = model.make_buffers(batch_size, max_slots + num_action_tokens + 1, context)
-        buffers.seeds.copy_(seeds)
-        self.stream = Stream(model, frame, buffers, max_slots, keep_frames, sampling, rule)
-        # weak, for it holds the stream: in a circle, a dropped one would keep its cache for a while
+        rows, slots = batch_size * (1 + len(scales)), max_slots + num_action_tokens + 1
+        if scales and context is not None and len(context) > 1:
+            context = context.repeat_interleave(1 + len(scales), 0)
+        self.batch = Batch(model, rows, slots, context, rule)
+        given = {"scales": scales, "max_slots": max_slots, "keep_frames": keep_frames}
+        self.streams = [self.batch.admit(frame, sampling, seed, **given) for seed in seeds]
+        # weak, for it holds the streams: in a circle, dropped ones would keep the cache for a while
         self._under_way: weakref.ref[Generator[Tensor, None, None]] | None = None
+
+    @property
+    def stream(self) -> Stream:
+        """The first batch row's."""
+        return self.streams[0]
 
     @property
     def capture_seconds(self) -> float:
         """Seconds since the prefill that went into capturing steps as CUDA graphs."""
-        return self.stream.buffers.capture_seconds
+        return self.batch.buffers.capture_seconds
 
     def set_sampling(self, sampling: SamplingOptions) -> None:
         """Draw otherwise from the next call of `decode` on, none being under way."""
         under_way = self._under_way and self._under_way()
         if under_way is not None and getgeneratorstate(under_way) != GEN_CLOSED:
             raise ValueError("sampling cannot change under way: close decode's generator first")
-        self.stream.set_sampling(sampling)
+        for stream in self.streams:
+            stream.set_sampling(sampling)
 
-    def prefill(self, prompt: Tensor, context_frames: int = 1) -> None:
-        """Start the stream from a prompt, forgetting what was there and closing what is under way.
+    def prefill(self, prompt: Tensor | Sequence[Tensor], context_frames: int = 1) -> None:
+        """Start the streams from prompts, forgetting what was there and closing what is under way.
 
         Args:
-            prompt: (B, P) int64, ending with the last token of its last context frame; P may be 0
-                where actions stand before the first frame.
+            prompt: (B, P) int64, or B prompts (P,) of any lengths, each ending with the last token
+                of its last context frame; P may be 0 where actions stand before the first frame.
             context_frames: whole frames at its end, with the actions between them.
         """
-        stream = self.stream
-        if prompt.ndim != 2 or prompt.shape[0] != stream.batch_size or prompt.dtype != int64:
+        model, batch_size, prompts = self.batch.model, len(self.streams), list(prompt)
+        if len(prompts) != batch_size or any(
+            one.ndim != 1 or one.dtype != int64 for one in prompts
+        ):
+            is_one = isinstance(prompt, Tensor)
+            given = [prompt] if is_one else prompts
+            shown = ", ".join(f"{one.dtype} of shape {tuple(one.shape)}" for one in given)
             raise ValueError(
-                f"prompt must be int64 of shape (batch={stream.batch_size}, P), "
-                f"got {prompt.dtype} of shape {tuple(prompt.shape)}"
+                f"prompt must be int64 of shape (batch={batch_size}, P), or as many of (P,), "
+                f"got {shown}"
             )
-        length = prompt.shape[1]
-        layout = stream.layout(1, context_frames, length > 0)
-        if length < layout.context_slots:
-            raise ValueError(
-                f"context_frames={context_frames} take {layout.context_slots} tokens, "
-                f"got a prompt of {length}"
-            )
-        if length + layout.num_slots > stream.max_slots:
-            raise ValueError(
-                f"prompt and one frame take {length + layout.num_slots} slots, "
-                f"the context holds {stream.max_slots}"
-            )
-        check_ids(prompt, stream.model.num_embeddings, "prompt")
-        stream.model.check_prompt(prompt, context_frames)
+        layouts = [self.stream.layout(1, context_frames, len(one) > 0) for one in prompts]
+        for one, layout in zip(prompts, layouts, strict=True):
+            if len(one) < layout.context_slots:
+                raise ValueError(
+                    f"context_frames={context_frames} take {layout.context_slots} tokens, "
+                    f"got a prompt of {len(one)}"
+                )
+            check_ids(one, model.num_embeddings, "prompt")
+            model.check_prompt(one[None], context_frames)
+        each = [model.prompts_of(one, row, batch_size) for row, one in enumerate(prompts)]
+        for of_stream in each:
+            length, longest = max(map(len, of_stream)), self.stream.max_slots
+            if length + self.stream.frame.num_slots > longest:
+                raise ValueError(
+                    f"prompt and one frame take {length + self.stream.frame.num_slots} slots, "
+                    f"the context holds {longest}"
+                )
         self._close()
-        stream.buffers.capture_seconds = 0.0
-        stream.prefill(prompt, layout)
+        self.batch.buffers.capture_seconds, self.batch.num_steps = 0.0, 0
+        device = self.batch.buffers.tokens.device
+        for stream, of_stream in zip(self.streams, each, strict=True):
+            stream.prefill([one.to(device) for one in of_stream], context_frames)
+        while any(stream.num_unread for stream in self.streams):
+            self.batch.step()
 
     def _close(self) -> None:
         under_way = self._under_way and self._under_way()
@@ -138,7 +161,7 @@ class DecodingEngine:
         actions: Tensor | None = None,
         num_frames: int | None = None,
     ) -> Generator[Tensor, None, None]:
-        """Generate frames, each yielded as soon as its last token is final.
+        """Generate frames, each yielded as soon as its last token is final in all batch rows.
 
         Closing the generator early, as the next call of `decode` does, keeps the frames yielded so
         far and forgets the one under way. Where not all frames fit the context, the strategy runs
@@ -154,7 +177,7 @@ class DecodingEngine:
         Returns:
             A generator of (B, height, width) int64.
         """
-        stream = self.stream
+        stream, model = self.stream, self.batch.model
         if not stream.window:
             raise ValueError("there is nothing to go on from: prefill comes before decode")
         if isinstance(strategy, DiagonalSchedule):
@@ -168,29 +191,47 @@ class DecodingEngine:
             num_frames = actions.shape[1]
         strategy = as_strategy(strategy)
         strategy.check(stream.frame.grid)
-        layout = stream.layout(num_frames, 0, stream.num_used > 0)
-        actions = _check_actions(actions, layout, stream)
-        if not stream.is_endless and stream.num_used + layout.num_slots > stream.max_slots:
-            _check_room(stream)
+        layouts = [one.layout(num_frames, 0, one.num_used > 0) for one in self.streams]
+        actions = _check_actions(actions, layouts[0], len(self.streams), model.num_embeddings)
+        for one, layout in zip(self.streams, layouts, strict=True):
+            longest = max(one.shifts) + one.num_used + layout.num_slots
+            if not one.is_endless and longest > one.max_slots:
+                _check_room(one)
         self._close()
-        stream.verified = []
-        frames = _frames(stream, strategy, actions.to(stream.tokens.device))
+        actions = actions.to(self.batch.buffers.tokens.device)
+        for one, of_row in zip(self.streams, actions, strict=True):
+            one.begin(_steps(one, strategy, of_row))
+        frames = _frames(self.batch, self.streams, num_frames)
         self._under_way = weakref.ref(frames)
         return frames
 
 
-def _frames(stream: Stream, strategy: Strategy, actions: Tensor) -> Generator[Tensor, None, None]:
-    done, num_frames = 0, actions.shape[1]
-    while done < num_frames:
+def _frames(batch: Batch, streams: list[Stream], count: int) -> Generator[Tensor, None, None]:
+    try:
+        for _ in range(count):
+            while any(stream.num_taken == stream.num_whole for stream in streams):
+                batch.step()
+            yield torch.stack([stream.take_frame() for stream in streams])
+    finally:
+        for stream in streams:
+            stream.stop()
+
+
+def _steps(stream: Stream, strategy: Strategy, actions: Tensor) -> Iterator[NextStep | None]:
+    """Ask for the steps that write a frame behind each of the actions (T, n), in a stream's way."""
+    while len(actions):
         if not (fitting := stream.room() or int(stream.is_endless)):
             stream.drop_oldest()
+            yield None  # until that is read
             continue
-        part = actions[:, done : done + fitting]
+        part, actions = actions[:fitting], actions[fitting:]
         held = min(stream.num_held, 2)  # stand-ins reach 2 frames back
-        layout = stream.layout(part.shape[1], held, stream.num_used > 0)
+        layout = stream.layout(len(part), held, stream.num_used > 0)
         stream.open(layout, part)
-        yield from stream.write(decode(strategy, stream, layout), part.shape[1])
-        done += part.shape[1]
+        yield from decode(strategy, stream, layout)
+        stream.num_whole = stream.num_open
+        while stream.num_taken < stream.num_open:
+            yield None
 
 
 def _check_seeds(seed: int | list[int], batch_size: int) -> list[int]:
@@ -203,23 +244,26 @@ def _check_seeds(seed: int | list[int], batch_size: int) -> list[int]:
     return seeds
 
 
-def _check_actions(actions: Tensor | None, layout: SequenceLayout, stream: Stream) -> Tensor:
-    shape = (stream.batch_size, layout.grid.num_frames, layout.num_action_tokens)
+def _check_actions(
+    actions: Tensor | None, layout: SequenceLayout, batch_size: int, num_embeddings: int
+) -> Tensor:
+    shape = (batch_size, layout.grid.num_frames, layout.num_action_tokens)
     if actions is None and not layout.num_action_tokens:
-        return stream.tokens.new_empty(shape)
+        return torch.empty(shape, dtype=int64)
     if actions is None or actions.shape != shape or actions.dtype != int64:
         given = None if actions is None else f"{actions.dtype} of shape {tuple(actions.shape)}"
         raise ValueError(
             f"actions must be int64 of shape (batch, frames, tokens) = {shape}, got {given}"
         )
-    check_ids(actions, stream.model.num_embeddings, "actions")
+    check_ids(actions, num_embeddings, "actions")
     return actions
 
 
 def _check_room(stream: Stream) -> None:
     """Refuse a stream that would be stuck once its context is full."""
     kept, layout = stream.keep_frames, stream.layout(1, stream.keep_frames)
-    slots = stream.num_prefix + layout.context_slots + layout.slots_per_frame
+    behind = layout.context_slots + layout.slots_per_frame
+    slots = stream.num_prefix + max(stream.shifts) + behind
     if slots > stream.max_slots:
         raise ValueError(
             f"keep_frames={kept} and one more frame take {slots} slots, "
@@ -244,7 +288,7 @@ class GenerationStats:
     """Steps, tokens, time and memory of a generation."""
 
     num_steps: int  # forward passes of decoding (prefills not counted)
-    num_fed: int  # tokens fed in them, for each batch row
+    num_fed: int  # tokens fed in them, of the batch row that was fed most
     seconds: float  # wall-clock of decoding, prefills after a full context included
     capture_seconds: float  # of capturing and compiling CUDA graphs, which `seconds` leaves out
     prefill_seconds: float  # of the prompt
@@ -264,7 +308,7 @@ class GeneratedTokens:
 
 def generate_tokens(
     model: CausalModel,
-    prompt: Tensor,
+    prompt: Tensor | Sequence[Tensor],
     schedule: DiagonalSchedule | Strategy | str,
     actions: Tensor | None = None,
     context_frames: int = 1,
@@ -283,8 +327,8 @@ def generate_tokens(
 
     Args:
         model: what to decode with, from `load_model` or `HuggingFaceModel` (see `CausalModel`).
-        prompt: (B, P) int64: `context_frames` frames with the actions between them, after a text
-            or BOS prefix where the model has one.
+        prompt: (B, P) int64, or B prompts (P,) of any lengths: `context_frames` frames with the
+            actions between them, after a text or BOS prefix where the model has one.
         schedule: how to decode: a schedule, which has a grid of its own, or a strategy, by name
             (`k=1`, `exact`; see `diagd.decoding.strategies`) or as a value.
         actions: (B, T, n) int64, the n conditioning tokens that stand before each frame; None
@@ -305,7 +349,7 @@ def generate_tokens(
     Raises:
         ValueError: arguments that do not fit the model, the schedule or each other.
     """
-    if prompt.ndim != 2:
+    if isinstance(prompt, Tensor) and prompt.ndim != 2:
         raise ValueError(f"prompt must be of shape (batch, P), got {tuple(prompt.shape)}")
     if isinstance(schedule, DiagonalSchedule):
         if grid not in (None, schedule.grid):
@@ -315,14 +359,16 @@ def generate_tokens(
     if grid is None:
         raise ValueError(f"strategy {strategy} needs grid, the frames to generate")
     num_actions = actions.shape[-1] if actions is not None and actions.ndim else 0
-    num_slots = prompt.shape[1] + grid.num_frames * (num_actions + grid.tokens_per_frame)
+    each = [model.prompts_of(one, row, len(prompt)) for row, one in enumerate(prompt)]
+    longest = max((len(one) for of_row in each for one in of_row), default=0)
+    num_slots = longest + grid.num_frames * (num_actions + grid.tokens_per_frame)
     engine = DecodingEngine(
         model,
         grid.height,
         grid.width,
         num_action_tokens=num_actions,
         num_seam_tokens=num_seam_tokens,
-        batch_size=prompt.shape[0],
+        batch_size=len(prompt),
         max_slots=num_slots if max_slots is None else min(num_slots, whole(max_slots, "max_slots")),
         keep_frames=keep_frames,
         sampling=sampling,
@@ -343,15 +389,15 @@ def generate_tokens(
     tokens = torch.stack(frames, dim=1)
     seconds = synchronized_time(model.device) - prefilled - engine.capture_seconds
     stats = GenerationStats(
-        num_steps=engine.stream.num_steps,
-        num_fed=engine.stream.num_fed,
+        num_steps=engine.batch.num_steps,
+        num_fed=max(stream.num_fed for stream in engine.streams),
         seconds=seconds,
         capture_seconds=engine.capture_seconds,
         prefill_seconds=prefilled - started,
         tokens_per_second=tokens.numel() / seconds,
         frames_per_second=tokens.shape[0] * grid.num_frames / seconds,
         peak_memory_bytes=peak_memory_bytes(model.device),
-        num_dropped_frames=engine.stream.num_dropped_frames,
+        num_dropped_frames=max(stream.num_dropped_frames for stream in engine.streams),
     )
     return GeneratedTokens(tokens, stats)
 

@@ -4,8 +4,8 @@
 captured or timed are a `ModelWrapper` before another model.
 """
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -13,40 +13,56 @@ from torch import Tensor
 
 from diagd.decoding.sampling import Draw, ValidRanges, sample
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.visibility import NEVER, Rule, raster_rule, visible_slots
+from diagd.decoding.visibility import NEVER, Rule, Seen, raster_rule
 
-StepFunction = Callable[[Tensor, int], None]  # (lanes (8, L) int64, cache slots to read)
+
+class StepFunction(Protocol):
+    def __call__(self, lanes: Tensor, num_slots: int, first: int = 0, /) -> None:
+        """Run lanes (8, S', L) int64 of the sequences from `first` on, over so many cache slots."""
 
 
 @dataclass(eq=False)
 class Buffers:
-    """The memory of a stream: it is allocated once, and nothing in it moves."""
+    """The memory of S sequences: it is allocated once, and nothing in it moves."""
 
-    tokens: Tensor  # (B, slots) int64; the last slot is scratch, which nobody sees
-    held: Tensor  # (slots) int64, the position in raster order that each slot holds, or -1
-    fed_at: Tensor  # (slots) int64, the step at which each slot's true token is fed
-    seeds: Tensor  # (B,) int64
+    tokens: Tensor  # (S, slots) int64; the last slot is scratch, which nobody sees
+    held: Tensor  # (S, slots) int64, the position in raster order that each slot holds, or -1
+    fed_at: Tensor  # (S, slots) int64, the step at which each slot's true token is fed
+    seeds: Tensor  # (S,) int64
     cache: Any  # what the model keeps
     capture_seconds: float = 0.0  # that went into capturing steps over it as CUDA graphs
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """How the tokens of neighbouring sequences are drawn.
+
+    With scales, 1 + len(scales) sequences are a stream: logits of the last + scale * (those of one
+    before it - its own), and so on to the first; they are drawn once, and written to all.
+    """
+
+    num_sequences: int
+    sampling: SamplingOptions
+    ranges: ValidRanges
+    scales: tuple[float, ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What every step of a stream shares."""
+    """What every step of a batch shares."""
 
     buffers: Buffers
-    sampling: SamplingOptions  # how tokens are drawn
-    ranges: ValidRanges  # among which
+    drawings: tuple[Drawing, ...]  # of all sequences, in order
     rule: Rule = raster_rule  # who may see whom
 
     @property
     def is_plain(self) -> bool:  # for which kernels may be written
-        return self.rule is raster_rule
+        return self.rule is raster_rule and not any(one.scales for one in self.drawings)
 
     @property
     def kind(self) -> Hashable:
         """All that a step depends on but the buffers, the lanes and the slots."""
-        return replace(self.sampling, valid_range=None), self.ranges, self.rule
+        return self.drawings, self.rule
 
 
 @dataclass(frozen=True)
@@ -72,7 +88,6 @@ class CausalModel(Protocol):
     # steps are compiled or captured: few widths of a step are better, and draws may not depend on
     # what earlier steps left outside of the buffers
     replays: bool = False
-    takes_rows: bool = False  # `forward` takes positions (B, L), a mask (B, L, M): one for each row
 
     @property
     def shape(self) -> ModelShape: ...
@@ -105,8 +120,17 @@ class CausalModel(Protocol):
     def check_prompt(self, prompt: Tensor, context_frames: int) -> None:
         """Refuse, with a ValueError, a prompt (B, P) of known ids that the model would misread."""
 
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """Of classifier-free guidance: one for each prompt that streams are steered away from."""
+        return ()
+
+    def prompts_of(self, prompt: Tensor, row: int, batch_size: int) -> list[Tensor]:
+        """Return the prompts of the sequences of a batch row: its own (P,), and of each scale."""
+        return [prompt]
+
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
-        """Allocate keys and values for `num_slots` slots, the last of them scratch.
+        """Allocate keys and values of sequences of `num_slots` slots, the last of them scratch.
 
         Args:
             context: cross-attention input of all lanes, for models that have one.
@@ -122,44 +146,41 @@ class CausalModel(Protocol):
         return False
 
     def make_buffers(self, batch_size: int, num_slots: int, context: Tensor | None) -> Buffers:
-        """Allocate the memory of a stream; of `num_slots` slots or more, the last one scratch."""
+        """Allocate the memory of a batch; of `num_slots` slots or more, the last one scratch."""
         cache = self.make_cache(batch_size, num_slots, context)
         tokens = torch.zeros(batch_size, num_slots, dtype=torch.int64, device=self.device)
-        held, seeds = torch.full_like(tokens[0], -1), torch.zeros_like(tokens[:, 0])
+        held, seeds = torch.full_like(tokens, -1), torch.zeros_like(tokens[:, 0])
         return Buffers(tokens, held, torch.full_like(held, NEVER), seeds, cache)
 
     def make_step(self, step: Step) -> StepFunction | None:
         """Return what runs steps; None leaves it to `diagd.decoding.engine.run_step`."""
         return None
 
-    def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Any:
-        """Return what `forward` takes as visible: the mask, unless its kernels make that."""
-        return visible_slots(positions, steps, held, fed_at)
-
     def forward(
         self,
         tokens: Tensor,
         positions: Tensor,
         slots: Tensor,
-        visible: Any,
+        seen: Seen,
         cache: Any,
         logits_to_keep: int = 0,
+        first: int = 0,
     ) -> Tensor:
         """Feed lanes: write their keys and values, then attend.
 
         Args:
-            tokens: (B, L) int64.
-            positions: (L,) int64, where the lanes stand in raster order: below max_positions,
-                unless `relative_positions`.
-            slots: (L,) int64, the cache slots to write. Only scratch, which nobody sees, may be
-                named more than once: padded lanes write there.
-            visible: (L, M) bool over the cache slots [0, M), or what `see` returned. What hidden
-                slots hold changes nothing; a lane that sees none has any finite logits.
+            tokens: (S', L) int64, of the sequences of the cache from `first` on.
+            positions: (S', L) int64, where the lanes stand in raster order: below max_positions,
+                unless `relative_positions`. Of (L,), all sequences stand there.
+            slots: (S', L) or (L,) int64, the cache slots to write. Only scratch, which nobody sees,
+                may be named more than once: padded lanes write there, with any finite logits.
+            seen: who of them sees which of the cache slots [0, M). What hidden slots hold changes
+                nothing; a lane that sees none has any finite logits.
             cache: from `make_cache`, changed in place.
             logits_to_keep: 0 for all lanes, else only the last so many.
 
         Returns:
-            (B, L, vocab_size) logits.
+            (S', L, vocab_size) logits.
         """
         ...
 
@@ -192,6 +213,13 @@ class ModelWrapper(CausalModel, Generic[Behind]):
     def check_prompt(self, prompt: Tensor, context_frames: int) -> None:
         self.model.check_prompt(prompt, context_frames)
 
+    @property
+    def scales(self) -> tuple[float, ...]:
+        return self.model.scales
+
+    def prompts_of(self, prompt: Tensor, row: int, batch_size: int) -> list[Tensor]:
+        return self.model.prompts_of(prompt, row, batch_size)
+
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
         return self.model.make_cache(batch_size, num_slots, context)
 
@@ -204,13 +232,10 @@ class ModelWrapper(CausalModel, Generic[Behind]):
         return self.model.make_buffers(batch_size, num_slots, context)
 
     def make_step(self, step: Step) -> StepFunction | None:
-        return None if self._overrides("see", "forward", "sample") else self.model.make_step(step)
+        return None if self._overrides("forward", "sample") else self.model.make_step(step)
 
     def _overrides(self, *names: str) -> bool:
         return any(getattr(type(self), name) is not getattr(ModelWrapper, name) for name in names)
-
-    def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Any:
-        return self.model.see(positions, steps, held, fed_at)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         return self.model.forward(*args, **kwargs)

@@ -38,10 +38,10 @@ class ValidRanges:
         return low if bool((high - low == 1).all()) else None
 
     def at(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Return the first valid id of each place (L,) and the one past its last, (2, L) int64."""
+        """Return the first valid id of places (...) and the one past their last, (2, ...) int64."""
         if self.by_place is None:
-            return rows.new_tensor([[self.low], [self.high]]).expand(2, len(rows))
-        return self.by_place[rows, columns].T
+            return torch.stack([torch.full_like(rows, end) for end in (self.low, self.high)])
+        return self.by_place[rows, columns].movedim(-1, 0)
 
     @classmethod
     def resolve(
@@ -80,14 +80,15 @@ class Draw:
 
     options: SamplingOptions
     ranges: ValidRanges
-    seeds: Tensor  # (B,) int64, one for each batch row
-    frames: Tensor  # (L,) int64, of the token that each lane writes, from the start of the stream
-    rows: Tensor  # (L,) int64
-    columns: Tensor  # (L,) int64
+    seeds: Tensor  # (S,) int64, one for each sequence
+    # (S, L) int64, or (L,) of all: of the token that each lane writes, from the start of the stream
+    frames: Tensor
+    rows: Tensor  # the same shape
+    columns: Tensor
 
 
 def sample(logits: Tensor, draw: Draw) -> Tensor:
-    """Draw one token a lane from logits (B, L, V), without a host synchronisation: (B, L) int64."""
+    """Draw one token a lane from logits (S, L, V), without a host synchronisation: (S, L) int64."""
     scores = truncated_logits(logits, draw)
     if draw.options.temperature > 0:
         scores = scores + gumbel_noise(draw, draw.ranges.low, draw.ranges.high)
@@ -96,18 +97,18 @@ def sample(logits: Tensor, draw: Draw) -> Tensor:
 
 
 def if_any_best(drawn: Tensor, best: Tensor) -> Tensor:
-    """Return the ids drawn (B, L), but `UNDRAWN` where the highest score (B, L) is not finite."""
+    """Return the ids drawn (S, L), but `UNDRAWN` where the highest score (S, L) is not finite."""
     return torch.where(best.abs() < float("inf"), drawn, UNDRAWN)
 
 
 def truncated_logits(logits: Tensor, draw: Draw) -> Tensor:
-    """Return (B, L, high - low) float32: by temperature, with what may not be drawn at -inf."""
+    """Return (S, L, high - low) float32: by temperature, with what may not be drawn at -inf."""
     options, ranges = draw.options, draw.ranges
     logits = logits[..., ranges.low : ranges.high].float()
     if ranges.by_place is not None:
-        bounds = ranges.by_place[draw.rows, draw.columns] - ranges.low  # (L, 2)
+        bounds = ranges.by_place[draw.rows, draw.columns] - ranges.low  # (..., L, 2)
         ids = torch.arange(logits.shape[-1], device=logits.device)
-        valid = (ids >= bounds[:, :1]) & (ids < bounds[:, 1:])
+        valid = (ids >= bounds[..., :1]) & (ids < bounds[..., 1:])
         logits = logits.masked_fill(~valid, float("-inf"))
     if options.temperature == 0:
         return logits
@@ -115,11 +116,11 @@ def truncated_logits(logits: Tensor, draw: Draw) -> Tensor:
 
 
 def gumbel_noise(draw: Draw, low: int, high: int) -> Tensor:
-    """Return the Gumbel(0, 1) noise of ids in [low, high) at each place, (B, L, ids) float32."""
+    """Return the Gumbel(0, 1) noise of ids in [low, high) at each place, (S, L, ids) float32."""
     seeds = draw.seeds
-    key = _mix((seeds & _MASK) ^ _mix((seeds >> 32) & _MASK ^ 0x9E3779B9))[:, None]  # (B, 1)
+    key = _mix((seeds & _MASK) ^ _mix((seeds >> 32) & _MASK ^ 0x9E3779B9))[:, None]  # (S, 1)
     for coordinate in (draw.frames, draw.rows, draw.columns):
-        key = _mix(key ^ _mix(coordinate + 0x85EBCA6B & _MASK))  # (B, L)
+        key = _mix(key ^ _mix(coordinate + 0x85EBCA6B & _MASK))  # (S, L)
     ids = torch.arange(low, high, device=seeds.device, dtype=torch.int64)
     # less 2^32, which the mask takes away: Inductor adds it as int32
     bits = _mix(key[..., None] ^ _mix(ids + (0x9E3779B9 - (1 << 32)) & _MASK))

@@ -18,7 +18,7 @@ from diagd.decoding.generate_tokens import check_ids
 from diagd.decoding.model import CausalModel
 from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid, feeds
 from diagd.decoding.strategies.table import Strategy
-from diagd.decoding.visibility import NEVER, visible
+from diagd.decoding.visibility import NEVER, Seen, visible
 
 LANES = 512  # of one forward, so that neither mask nor logits grow with the square of a clip
 Sees = Callable[[Tensor, Tensor], Tensor]  # lanes q, r -> whether q sees r
@@ -239,9 +239,11 @@ def view_nll(
     costs: list[Tensor] = []
     for start in range(0, num_lanes, LANES):
         part = lanes[start : start + LANES]
-        visible = sees(part[:, None], lanes[None, : start + len(part)])
+        end = start + len(part)
+        visible = sees(part[:, None], lanes[None, :end])
         fed, positions = sequence[:, view.sources[part]], view.positions[part]
-        logits = model.forward(fed, positions, part, visible, cache)
+        seen = Seen.of_mask(visible, positions, view.positions[:end])
+        logits = model.forward(fed, positions, part, seen, cache)
         targets = view.targets[part]
         reads = targets >= 0
         scores = logits[:, reads, :num_ids].movedim(1, -1).float()

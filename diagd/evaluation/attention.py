@@ -24,7 +24,7 @@ from diagd.evaluation.options import AttentionOptions
 from diagd.families.checkpoints import find_model
 from diagd.families.clip_files import find_clips
 from diagd.files import save_figure, write_json
-from diagd.models.attention import LayerMasks, MaskKernel, attend
+from diagd.models.attention import attend
 from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import read_scene
@@ -67,7 +67,7 @@ def capture_attention(
     layers, config = itertools.count(), model.config
     places = torch.arange(length, device=model.device)
 
-    def kernel(queries: Tensor, keys: Tensor, values: Tensor, _mask: tuple[Tensor, ...]) -> Tensor:
+    def kernel(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         layer, group = next(layers), queries.shape[1] // keys.shape[1]
         slides = layer in config.sliding_layers
         reach = config.sliding_window if slides else length
@@ -81,8 +81,7 @@ def capture_attention(
         near = (places[:, None] - places < reach).tril() if slides else None
         return attend(queries, keys, values, near)
 
-    masks = LayerMasks(*[MaskKernel(kernel, ())] * 2)
-    model.forward(tokens, visible=masks, logits_to_keep=1)
+    model.forward(tokens, attends=(kernel, kernel), logits_to_keep=1)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -123,7 +124,7 @@ Text = list[tuple[Tensor, Tensor]]
 
 
 class StaticKVCache:
-    """Keys and values, a pair of (B, num_kv_heads, num_slots, head_dim) buffers a layer."""
+    """Keys and values, a pair of (S, num_kv_heads, num_slots, head_dim) buffers a layer."""
 
     def __init__(
         self, config: ModelConfig, batch_size: int, num_slots: int, like: Tensor, text: Text | None
@@ -136,8 +137,14 @@ class StaticKVCache:
         # zeros keep a masked slot from turning 0 * NaN into NaN
         self.keys = [like.new_zeros(shape) for _ in layers]
         self.values = [like.new_zeros(shape) for _ in layers]
-        self.positions = like.new_zeros(num_slots, dtype=torch.int64)  # as written
         self.text = text
+
+    def text_of(self, first: int, count: int) -> Text | None:
+        """Return the text of sequences, which may be one of all."""
+        if self.text is None or len(self.text[0][0]) == 1:
+            return self.text
+        own = slice(first, first + count)
+        return [(keys[own], values[own]) for keys, values in self.text]
 
     def renew(self, text: Text | None) -> bool:
         """Zero the buffers in place and copy a text in; False where its shape is another one."""
@@ -150,59 +157,69 @@ class StaticKVCache:
             buffer.zero_()
         return True
 
-    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        self.keys[layer].index_copy_(2, slots, keys.to(self.keys[layer].dtype))
-        self.values[layer].index_copy_(2, slots, values.to(self.values[layer].dtype))
 
-    def read(self, layer: int, num_slots: int) -> tuple[Tensor, Tensor]:
-        return self.keys[layer][:, :, :num_slots], self.values[layer][:, :, :num_slots]
+def rows_at(buffer: Tensor, slots: Tensor, first: int) -> Tensor:
+    """Return where slots (S', L) of sequences stand in a buffer (S, heads, slots, D), by (D,) rows.
 
-
-class SlotRule(NamedTuple):
-    """What `visible_slots` compares beside positions, for kernels that read no mask."""
-
-    steps: Tensor  # (L,) int64, the step at which each lane is fed
-    held: Tensor  # (M,) int64
-    fed_at: Tensor  # (M,) int64
-
-    @property
-    def shape(self) -> tuple[int, int]:  # of the mask; `len` of a tensor takes a microsecond
-        return self.steps.shape[0], self.held.shape[0]
+    (S' * heads * L,) int64, for keys and values (S', heads, L, D).
+    """
+    heads, num_slots = buffer.shape[1:3]
+    starts = torch.arange(first * heads, (first + len(slots)) * heads, device=slots.device)
+    return (starts.view(-1, heads, 1) * num_slots + slots[:, None]).flatten()
 
 
-EVERYTHING = 2**62  # positions
+def write_rows(buffer: Tensor, rows: Tensor, states: Tensor) -> None:
+    """Write keys or values (S', heads, L, D) to the rows of a buffer that `rows_at` returns."""
+    size = states.shape[-1]
+    buffer.view(-1, size).index_copy_(0, rows, states.reshape(-1, size).to(buffer.dtype))
 
 
-class RuleKernel(NamedTuple):
-    """The rule that a mask over cache slots follows from, and a kernel that applies it."""
-
-    # (queries, keys, values, positions, *rule, window) -> (B, heads, L, D), as `attend` with
-    # `diagd.decoding.visibility.visible_slots(positions, *rule)`, of the last `window` positions
-    kernel: Callable[..., Tensor]
-    positions: Tensor  # (L,) int64
-    rule: SlotRule
-    # (queries, keys, values, cosines, sines, slots, key buffer, value buffer) -> rotated queries:
-    # and keys and values are written to the slots, in one launch; None: as PyTorch does
-    store: Callable[..., Tensor] | None = None
-    window: int = EVERYTHING
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.rule.shape
+# (queries, keys, values) -> (B, heads, L, D), as `attend` does under some mask
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+# (queries, keys, values, cosines, sines, slots, key buffer, value buffer, first) -> rotated queries:
+# and keys and values are written to the slots, in one launch
+Store = Callable[..., Tensor]
 
 
-class MaskKernel(NamedTuple):  # without a cache
-    kernel: Callable[..., Tensor]  # (queries, keys, values, mask) -> (B, heads, L, D)
-    mask: tuple[Tensor, ...]  # of (L, L), in the kernel's own form
+class Reading(NamedTuple):
+    """What the attention of a step writes to a cache and reads of it."""
+
+    cache: StaticKVCache
+    slots: Tensor  # (S', L) int64
+    rows: Tensor  # the same, as `rows_at`
+    first: int  # of the sequences
+    num_slots: int  # that are read
+    store: Store | None = None  # None: as PyTorch does
+
+    def put(
+        self,
+        layer: int,
+        rotary: tuple[Tensor, Tensor] | None,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotate and store; return rotated queries, and all keys and values that may be seen."""
+        of_keys, of_values = self.cache.keys[layer], self.cache.values[layer]
+        if rotary is not None and self.store is not None:
+            given = queries, keys, values, *rotary, self.slots
+            queries = self.store(*given, of_keys, of_values, self.first)
+        else:
+            if rotary is not None:
+                queries, keys = rotate(queries, *rotary), rotate(keys, *rotary)
+            write_rows(of_keys, self.rows, keys)
+            write_rows(of_values, self.rows, values)
+        own = slice(self.first, self.first + len(queries))
+        return queries, of_keys[own, :, : self.num_slots], of_values[own, :, : self.num_slots]
 
 
-def mask_in_parts(visible: Tensor, part: int = 256) -> MaskKernel:
+def mask_in_parts(visible: Tensor, part: int = 256) -> Attend:
     """Cut a mask (L, L) into groups of lanes, each up to the last lane that it sees.
 
     PyTorch also multiplies what a mask forbids, which most of the lanes behind are.
     """
     groups = (rows[:, : int(rows.any(0).nonzero().max()) + 1] for rows in visible.split(part))
-    return MaskKernel(_attend_by_parts, tuple(group.contiguous() for group in groups))
+    return partial(_attend_by_parts, groups=tuple(group.contiguous() for group in groups))
 
 
 def _attend_by_parts(
@@ -215,16 +232,12 @@ def _attend_by_parts(
     return torch.cat(parts, 2)
 
 
-# (L, M) bool mask, or FlexAttention's or a kernel's form of it, or its rule; None: causal
-Visible = Tensor | BlockMask | MaskKernel | RuleKernel | None
-
-
-class LayerMasks(NamedTuple):
-    whole: Visible  # what lanes see in layers that see everything
-    sliding: Visible
-
-
-Masks = Visible | LayerMasks
+def attend_in_blocks(
+    queries: Tensor, keys: Tensor, values: Tensor, block_mask: BlockMask
+) -> Tensor:
+    """Attend by FlexAttention, which has to be compiled to be fast."""
+    grouped = queries.shape[1] > keys.shape[1]
+    return flex_attention(queries, keys, values, block_mask=block_mask, enable_gqa=grouped)  # pyright: ignore[reportReturnType]
 
 
 class GroupedQueries(nn.Module):
@@ -255,9 +268,8 @@ class Attention(GroupedQueries):
         self,
         x: Tensor,
         rotary: tuple[Tensor, Tensor] | None,
-        slots: Tensor | None,
-        visible: Visible,
-        cache: StaticKVCache | None,
+        attend: Attend,
+        reading: Reading | None,
     ) -> Tensor:
         """Attend from the lanes of x (B, L, hidden_size) to the cache, or else to x itself."""
         if self.qkv_proj is None:
@@ -266,17 +278,11 @@ class Attention(GroupedQueries):
             projected = self.qkv_proj(x).split(self.widths, dim=-1)
         queries, keys, values = (split_heads(part, self.head_dim) for part in projected)
         queries, keys = self.q_norm(queries), self.k_norm(keys)
-        store = visible.store if isinstance(visible, RuleKernel) and cache is not None else None
-        if rotary is not None and store is None:
+        if reading is not None:
+            queries, keys, values = reading.put(self.layer, rotary, queries, keys, values)
+        elif rotary is not None:
             queries, keys = rotate(queries, *rotary), rotate(keys, *rotary)
-        if cache is not None and slots is not None and isinstance(visible, Tensor | RuleKernel):
-            if rotary is None or store is None:
-                cache.write(self.layer, slots, keys, values)
-            else:
-                buffers = cache.keys[self.layer], cache.values[self.layer]
-                queries = store(queries, keys, values, *rotary, slots, *buffers)
-            keys, values = cache.read(self.layer, visible.shape[1])
-        return self.o_proj(attend(queries, keys, values, visible).transpose(1, 2).flatten(2))
+        return self.o_proj(attend(queries, keys, values).transpose(1, 2).flatten(2))
 
 
 class CrossAttention(GroupedQueries):
@@ -298,27 +304,23 @@ def split_heads(x: Tensor, head_dim: int) -> Tensor:
     return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)  # (B, heads, L, head_dim)
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible) -> Tensor:
+def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None) -> Tensor:
     """Softmax attention of (B, heads, L, D) queries over (B, kv_heads, M, D) keys and values.
 
-    A mask (L, M) is true where a lane may attend; None means causal, and then L = M. A BlockMask is
-    for FlexAttention, which has to be compiled to be fast. Returns (B, heads, L, D).
+    A mask (L, M) or (B, L, M) is true where a lane may attend; None means causal, and then L = M.
+    Returns (B, heads, L, D).
     """
-    if isinstance(visible, RuleKernel):
-        rule = visible.positions, *visible.rule, visible.window
-        return visible.kernel(queries, keys, values, *rule)
-    if isinstance(visible, MaskKernel):
-        return visible.kernel(queries, keys, values, visible.mask)
     num_heads, num_lanes = queries.shape[1:3]
     group = num_heads // keys.shape[1]
-    if isinstance(visible, BlockMask):
-        return flex_attention(queries, keys, values, block_mask=visible, enable_gqa=group > 1)  # pyright: ignore[reportReturnType]
     if visible is None:
         given = queries, keys, values
         return F.scaled_dot_product_attention(*given, is_causal=True, enable_gqa=group > 1)
+    if visible.ndim == 3:
+        visible = visible[:, None]
     if group == 1:
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible)
     # heads that share a key head become lanes of it: keys are read once, and every kernel takes it
     folded = queries.unflatten(1, (-1, group)).flatten(2, 3)  # (B, kv_heads, group * L, D)
-    out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=visible.repeat(group, 1))
+    mask = torch.cat([visible] * group, -2)
+    out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
     return out.unflatten(2, (group, num_lanes)).flatten(1, 2)

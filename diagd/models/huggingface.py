@@ -12,7 +12,15 @@ from torch.nn import functional
 from transformers import Cache, LlamaConfig, LlamaForCausalLM, PreTrainedModel, StaticLayer
 
 from diagd.decoding.model import CausalModel, ModelShape
-from diagd.models.attention import check_length, check_sizes, keep_lanes, refuse_context
+from diagd.decoding.visibility import Seen
+from diagd.models.attention import (
+    check_length,
+    check_sizes,
+    keep_lanes,
+    refuse_context,
+    rows_at,
+    write_rows,
+)
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 
@@ -23,22 +31,32 @@ _PROBE_TOLERANCE = 1e-2  # of the spread of the logits; half precision gets sqrt
 
 
 class SlotCacheLayer(StaticLayer):
-    """Keys and values of one layer, each (B, heads, num_slots, D), allocated at the first step."""
+    """Keys and values of one layer, each (S, heads, num_slots, D), allocated at the first step."""
 
-    slots: Tensor  # (L,) int64, where the coming step writes
+    slots: Tensor  # (S', L) int64, where the coming step writes
+    first = 0  # of its sequences
     num_visible = 0  # how many slots it reads
+
+    def __init__(self, num_slots: int, batch_size: int) -> None:
+        super().__init__(num_slots)
+        self.batch_size = batch_size
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
+            whole = (
+                one[:1].expand(self.batch_size, -1, -1, -1) for one in (key_states, value_states)
+            )
+            self.lazy_initialization(*whole)
         assert self.keys is not None
         assert self.values is not None
-        slots = self.slots.to(self.keys.device)  # layers may stand on several
-        self.keys.index_copy_(2, slots, key_states)
-        self.values.index_copy_(2, slots, value_states)
-        return self.keys[:, :, : self.num_visible], self.values[:, :, : self.num_visible]
+        # layers may stand on several devices
+        rows = rows_at(self.keys, self.slots.to(self.keys.device), self.first)
+        write_rows(self.keys, rows, key_states)
+        write_rows(self.values, rows, value_states)
+        own = slice(self.first, self.first + len(key_states))
+        return self.keys[own, :, : self.num_visible], self.values[own, :, : self.num_visible]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.num_visible, 0  # keys that attention sees, and the offset of the first
@@ -116,7 +134,6 @@ class HuggingFaceModel(CausalModel):
             bans ids in its forward is a ValueError.
     """
 
-    takes_rows = True
     _num_columns = 0  # of the logits; not known before they are seen
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -167,7 +184,7 @@ class HuggingFaceModel(CausalModel):
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Cache:
         check_sizes(batch_size, num_slots, context)
         count = self.config.num_hidden_layers
-        return Cache(layers=[SlotCacheLayer(num_slots) for _ in range(count)])
+        return Cache(layers=[SlotCacheLayer(num_slots, batch_size) for _ in range(count)])
 
     def renew_cache(self, cache: Cache, context: Tensor | None = None) -> bool:
         refuse_context(context)
@@ -179,21 +196,22 @@ class HuggingFaceModel(CausalModel):
         tokens: Tensor,
         positions: Tensor,
         slots: Tensor,
-        visible: Tensor,
+        seen: Seen,
         cache: Cache,
         logits_to_keep: int | Tensor = 0,
+        first: int = 0,
     ) -> Tensor:
-        """Run one decoding step; positions (B, L) and visible (B, L, M) may differ by batch row."""
+        slots, visible = slots.expand(tokens.shape), seen.mask()
         layer: Any
         for layer in cache.layers:  # transformers does not pass it on
-            layer.slots, layer.num_visible = slots, visible.shape[-1]
+            layer.slots, layer.first, layer.num_visible = slots, first, visible.shape[-1]
         never = torch.finfo(self.dtype).min
         mask = torch.zeros_like(visible, dtype=self.dtype).masked_fill(~visible, never)
         return self.vocabulary.logits(
             tokens,
             logits_to_keep,
             attention_mask=mask.reshape(-1, 1, *mask.shape[-2:]).expand(len(tokens), -1, -1, -1),
-            position_ids=positions.reshape(-1, tokens.shape[1]),
+            position_ids=positions.expand(tokens.shape),
             use_cache=True,
             **{self._cache_argument: cache},
         ).to(tokens.device)
@@ -268,7 +286,8 @@ def _check_order_does_not_matter(model: HuggingFaceModel) -> int:
     for lanes in positions:
         slots = _PROBE_TOKENS - 1 - lanes
         visible = torch.arange(_PROBE_TOKENS - 1, -1, -1, device=model.device) <= lanes[:, None]
-        fed = model.forward(tokens[:, lanes], lanes, slots, visible, cache)
+        seen = Seen.of_mask(visible, lanes, slots.new_full(visible.shape[1:], -1))
+        fed = model.forward(tokens[:, lanes], lanes, slots, seen, cache)
         logits[:, lanes] = fed[..., first:]
     spread = (expected - expected.mean(1, keepdim=True)).float().norm()
     error = (logits - expected).float().norm()

@@ -1,6 +1,7 @@
 """The decoder that all families share: embedding, blocks, final norm and output layer."""
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -8,25 +9,29 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from diagd.decoding.model import CausalModel, ModelShape
+from diagd.decoding.visibility import Seen
 from diagd.models.attention import (
     GELU,
+    Attend,
     Attention,
     CrossAttention,
-    LayerMasks,
-    Masks,
-    RuleKernel,
+    Reading,
     StaticKVCache,
+    Store,
     SwiGLU,
     Text,
-    Visible,
+    attend,
     check_length,
     check_sizes,
     keep_lanes,
     make_norm,
     refuse_context,
+    rows_at,
 )
 from diagd.models.config import ModelConfig
 from diagd.models.rotary import PositionTable, Rotary
+
+Attends = tuple[Attend, Attend]  # in layers that see everything, and in those that slide
 
 
 class Block(nn.Module):
@@ -44,12 +49,11 @@ class Block(nn.Module):
         self,
         x: Tensor,
         rotary: tuple[Tensor, Tensor] | None,
-        slots: Tensor | None,
-        visible: Visible,
-        cache: StaticKVCache | None,
+        attend: Attend,
+        reading: Reading | None,
         text: Text | None,
     ) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotary, slots, visible, cache)
+        x = x + self.self_attn(self.input_layernorm(x), rotary, attend, reading)
         if self.cross_attn is not None and self.cross_attention_layernorm is not None:
             assert text is not None
             normed = self.cross_attention_layernorm(x)
@@ -156,23 +160,34 @@ class Transformer(
         tokens: Tensor,
         positions: Tensor | None = None,
         slots: Tensor | None = None,
-        visible: Masks = None,
+        seen: Seen | None = None,
         cache: StaticKVCache | None = None,
         logits_to_keep: int | Tensor = 0,
+        first: int = 0,
         text: Text | None = None,
+        attends: Attends | None = None,
+        store: Store | None = None,
     ) -> Tensor:
         """Run a decoding step (see `CausalModel.forward`), or the plain model without a cache.
 
-        Without one, visible is (L, L) or a BlockMask, and None means causal; positions None are
-        0 .. L-1; and text is the input of cross-attention, of which a cache holds its own.
+        Args:
+            positions: without a cache, None means 0 .. L-1.
+            text: without a cache, the input of cross-attention, of which a cache holds its own.
+            attends: what attends, in layers that see everything and in sliding ones, in place of
+                `attend` under the masks of `seen`, or without a cache causally.
+            store: what rotates a step's queries and keys, and stores keys and values.
         """
-        if cache is not None and (slots is None or visible is None):
-            raise ValueError("a cache needs slots and visible, got None")
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
-        # one by one: torch.compile keeps what stands in a record that is made while it traces
-        text = text if cache is None else cache.text
-        visible, near = self._masks(visible, positions, slots, cache)
+        if attends is None:
+            attends = self._attends(seen, positions)
+        reading = None
+        if cache is not None:
+            if slots is None or seen is None:
+                raise ValueError("a cache needs slots and seen, got None")
+            slots, text = slots.expand(tokens.shape), cache.text_of(first, len(tokens))
+            rows = rows_at(cache.keys[0], slots, first)
+            reading = Reading(cache, slots, rows, first, seen.shape[1], store)
         stack = self.model
         hidden = stack.embed_tokens(tokens)
         if stack.embed_positions is not None:
@@ -180,10 +195,11 @@ class Transformer(
         dtype, table = hidden.dtype, stack.position_table
         rotary = None if stack.rotary is None else stack.rotary(positions, dtype)
         added = None if table is None else table(positions, dtype)
+        whole, near = attends
         for index, layer in enumerate(stack.layers):
-            seen = near if index in self.config.sliding_layers else visible
             hidden = hidden if added is None else hidden + added
-            hidden = layer(hidden, rotary, slots, seen, cache, text)
+            masked = near if index in self.config.sliding_layers else whole
+            hidden = layer(hidden, rotary, masked, reading, text)
         hidden = stack.norm(keep_lanes(hidden, logits_to_keep))
         if self.head_proj is not None:
             hidden = F.gelu(self.head_proj(hidden))
@@ -191,24 +207,15 @@ class Transformer(
             return F.linear(hidden, stack.embed_tokens.weight)
         return self.lm_head(hidden)
 
-    def _masks(
-        self, visible: Masks, positions: Tensor, slots: Tensor | None, cache: StaticKVCache | None
-    ) -> tuple[Visible, Visible]:
-        if isinstance(visible, LayerMasks):
-            return visible
-        if not self.config.sliding_layers:
-            return visible, visible
-        window, others = self.config.sliding_window, positions
-        if cache is not None and slots is not None:
-            cache.positions.index_copy_(0, slots, positions)
-            others = cache.positions
-        if isinstance(visible, RuleKernel):
-            return visible, visible._replace(window=window)
-        if visible is None:
-            visible = torch.ones_like(positions, dtype=torch.bool).expand(len(positions), -1).tril()
-        assert isinstance(visible, Tensor)  # other masks come as `LayerMasks`
-        others = others[: visible.shape[1]]
-        return visible, visible & (positions[:, None] - others < window)
+    def _attends(self, seen: Seen | None, positions: Tensor) -> Attends:
+        window = self.config.sliding_window
+        if seen is None and not window:
+            causal = partial(attend, visible=None)
+            return causal, causal
+        if seen is None:
+            seen = Seen(positions, positions, positions, positions)
+        whole = partial(attend, visible=seen.mask())
+        return whole, partial(attend, visible=seen.within(window).mask()) if window else whole
 
     def logits(
         self,
@@ -227,7 +234,12 @@ class Transformer(
         text = self._read_text(context, len(tokens))
         if positions is None:
             check_length(tokens, self.max_positions)
-        return self(tokens, positions, None, visible, text=text)
+        seen = None
+        if visible is not None:
+            places = torch.arange(tokens.shape[1], device=tokens.device)
+            places = places if positions is None else positions
+            seen = Seen.of_mask(visible, places, places)
+        return self(tokens, positions, seen=seen, text=text)
 
     def _read_text(self, context: Tensor | None, batch_size: int) -> Text | None:
         if not (size := self.config.context_size):

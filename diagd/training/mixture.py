@@ -5,6 +5,7 @@ The loss is the mean negative log-likelihood, in nats, of visual tokens; actions
 
 from bisect import bisect
 from collections.abc import Mapping
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -19,8 +20,9 @@ from diagd.backends.replay import compile_or_refuse
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
 from diagd.decoding.strategies.table import Raster, Strategy
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
-from diagd.models.attention import LayerMasks, Masks, Visible, mask_in_parts
+from diagd.models.attention import Attend, attend, attend_in_blocks, mask_in_parts
 from diagd.models.config import ModelConfig
+from diagd.models.transformer import Attends
 from diagd.training.options import CorruptWith, RunOptions
 from diagd.training.setup import choose_precision
 
@@ -43,9 +45,13 @@ class ViewLoss:
         sliding_window: int = 0,
     ) -> None:
         self.view = view.to(device)
-        whole = _masks_of(self.view, None, compiled)
-        near = _masks_of(self.view, sliding_window, compiled) if sliding_window else whole
-        self.visible, self.visible_rounded = map(LayerMasks, whole, near)
+        whole, rounded = _attend_under(self.view, None, compiled)
+        near, near_rounded = whole, rounded
+        if sliding_window:
+            near, near_rounded = _attend_under(self.view, sliding_window, compiled)
+        self.attends, self.rounded = (whole, near), None
+        if rounded is not None and near_rounded is not None:
+            self.rounded = rounded, near_rounded
         advice = "train with --no-compile"
         self._loss = compile_or_refuse(view_loss, advice) if compiled else view_loss
         self._logits = compile_or_refuse(view_logits, advice) if compiled else view_logits
@@ -59,40 +65,43 @@ class ViewLoss:
         """Return (B, M, V), the model's logits for the M targets in raster order."""
         return self._logits(model, *self._lanes(tokens))
 
-    def _lanes(self, fed: Tensor) -> tuple[Tensor, Tensor, LayerMasks, Tensor]:
-        view, visible = self.view, self.visible
-        if self.visible_rounded.whole is not None and torch.is_autocast_enabled("cpu"):
-            visible = self.visible_rounded
-        return fed[:, view.sources], view.positions, visible, view.readers
+    def _lanes(self, fed: Tensor) -> tuple[Tensor, Tensor, Attends, Tensor]:
+        is_rounded = self.rounded is not None and torch.is_autocast_enabled("cpu")
+        attends = self.rounded if self.rounded is not None and is_rounded else self.attends
+        return fed[:, self.view.sources], self.view.positions, attends, self.view.readers
 
 
-def _masks_of(view: TeacherView, window: int | None, compiled: bool) -> tuple[Visible, Visible]:
-    """Return a view's mask in the form for its device, and the one of our kernels, or None."""
+def _attend_under(
+    view: TeacherView, window: int | None, compiled: bool
+) -> tuple[Attend, Attend | None]:
+    """Return what attends under a view's mask on its device, and as our kernels do, or None."""
     mask, device, lanes = view.visible(window), view.positions.device, len(view.positions)
     if device.type == "cpu":
-        return (None if mask is None else mask_in_parts(mask)), mask_kernel(mask, lanes)
+        plain = partial(attend, visible=None) if mask is None else mask_in_parts(mask)
+        return plain, mask_kernel(mask, lanes)
     if compiled and mask is not None:
-        return create_block_mask(view.mask_mod(window), None, None, lanes, lanes, device), None
-    return mask, None
+        blocks = create_block_mask(view.mask_mod(window), None, None, lanes, lanes, device)
+        return partial(attend_in_blocks, block_mask=blocks), None
+    return partial(attend, visible=mask), None
 
 
 def view_logits(
-    model: nn.Module, inputs: Tensor, positions: Tensor, visible: Masks, readers: Tensor
+    model: nn.Module, inputs: Tensor, positions: Tensor, attends: Attends, readers: Tensor
 ) -> Tensor:
     """Forward token ids (B, N) at positions (N,); return logits (B, M, V) of the M readers."""
-    return model(inputs, positions=positions, visible=visible, logits_to_keep=readers)
+    return model(inputs, positions=positions, attends=attends, logits_to_keep=readers)
 
 
 def view_loss(
     model: nn.Module,
     inputs: Tensor,
     positions: Tensor,
-    visible: Masks,
+    attends: Attends,
     readers: Tensor,
     targets: Tensor,
 ) -> Tensor:
     """Return the mean negative log-likelihood of the readers' targets (B, M)."""
-    logits = view_logits(model, inputs, positions, visible, readers)
+    logits = view_logits(model, inputs, positions, attends, readers)
     return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 

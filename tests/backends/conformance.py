@@ -23,6 +23,7 @@ from torch import Tensor
 import diagd
 from diagd.decoding.model import CausalModel, ModelWrapper
 from diagd.decoding.sampling import UNDRAWN, Draw, SamplingOptions, ValidRanges, sample
+from diagd.decoding.visibility import Seen
 from diagd.models.transformer import Transformer
 from tests.backends.recomputing import Recomputing
 from tests.models.feeding import feed, scrambled_steps, visible_under
@@ -89,7 +90,7 @@ def random_steps(model: CausalModel) -> Iterator[dict[str, Any]]:
         return torch.randint(0, high, shape, generator=generator)
 
     scratch = NUM_SLOTS - 1
-    written = torch.zeros(NUM_SLOTS, dtype=torch.bool)
+    written, held = torch.zeros(NUM_SLOTS, dtype=torch.bool), torch.full((NUM_SLOTS,), -1)
     for index, width in enumerate(WIDTHS):
         reach = width + int(numbers(NUM_SLOTS - width, 1))
         own = torch.randperm(reach, generator=generator)[:width]
@@ -97,11 +98,15 @@ def random_steps(model: CausalModel) -> Iterator[dict[str, Any]]:
         visible = (numbers(2, width + 2, NUM_SLOTS) == 1) & written
         visible[torch.arange(width), own] = True
         visible[width], visible[width + 1] = visible[0], False
+        tokens = numbers(model.num_embeddings, 2, width + 2)
+        positions, reach = numbers(model.max_positions, width + 2), NUM_SLOTS if index % 2 else reach
+        held[own] = positions[:width]
+        seen = visible[:, :reach], positions, held[:reach].clone()
         yield {
-            "tokens": numbers(model.num_embeddings, 2, width + 2).to(model.device),
-            "positions": numbers(model.max_positions, width + 2).to(model.device),
+            "tokens": tokens.to(model.device),
+            "positions": positions.to(model.device),
             "slots": F.pad(own, (0, 2), value=scratch).to(model.device),
-            "visible": visible[:, : NUM_SLOTS if index % 2 else reach].to(model.device),
+            "seen": Seen.of_mask(*(one.to(model.device) for one in seen)),
         }
 
 
@@ -216,8 +221,8 @@ def only_the_last_logits_are_kept_when_asked(backend: UnderTest) -> None:
 def causal_step(model: CausalModel) -> dict[str, Any]:
     """Feed seven tokens of two rows from slot 0 on."""
     tokens, slots = random_tokens(2, 7).to(model.device), torch.arange(7, device=model.device)
-    visible = slots <= slots[:, None]
-    return {"tokens": tokens, "positions": slots, "slots": slots, "visible": visible}
+    seen = Seen(slots, slots, slots, slots)
+    return {"tokens": tokens, "positions": slots, "slots": slots, "seen": seen}
 
 
 def what_cannot_be_is_refused(backend: UnderTest) -> None:

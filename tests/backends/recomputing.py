@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diagd.decoding.model import ModelWrapper
+from diagd.decoding.visibility import Seen
 from diagd.models.attention import check_sizes, refuse_context
 from diagd.models.transformer import Transformer
 
@@ -20,17 +21,20 @@ class Recomputing(ModelWrapper[Transformer]):
 
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
-    ) -> SimpleNamespace:
+    ) -> list[SimpleNamespace]:
         refuse_context(context)
         check_sizes(batch_size, num_slots)
-        return SimpleNamespace(
-            tokens=torch.zeros(batch_size, 0, dtype=torch.int64),
-            positions=torch.zeros(0, dtype=torch.int64),
-            visible=torch.zeros(0, 0, dtype=torch.bool),
-            lane_in=torch.full((num_slots,), -1),
-        )
+        return [
+            SimpleNamespace(
+                tokens=torch.zeros(1, 0, dtype=torch.int64),
+                positions=torch.zeros(0, dtype=torch.int64),
+                visible=torch.zeros(0, 0, dtype=torch.bool),
+                lane_in=torch.full((num_slots,), -1),
+            )
+            for _ in range(batch_size)
+        ]
 
-    def renew_cache(self, cache: SimpleNamespace, context: Tensor | None = None) -> bool:
+    def renew_cache(self, cache: list[SimpleNamespace], context: Tensor | None = None) -> bool:
         return False
 
     def forward(
@@ -38,18 +42,36 @@ class Recomputing(ModelWrapper[Transformer]):
         tokens: Tensor,
         positions: Tensor,
         slots: Tensor,
+        seen: Seen,
+        cache: list[SimpleNamespace],
+        logits_to_keep: int = 0,
+        first: int = 0,
+    ) -> Tensor:
+        count, lanes = tokens.shape
+        positions, slots = positions.expand(count, lanes), slots.expand(count, lanes)
+        mask = seen.mask().expand(count, -1, -1)
+        logits = [
+            self._forward(*given, cache[first + row])
+            for row, given in enumerate(zip(tokens, positions, slots, mask, strict=True))
+        ]
+        return torch.cat(logits)[:, -min(logits_to_keep or lanes, lanes) :]
+
+    def _forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
         visible: Tensor,
         cache: SimpleNamespace,
-        logits_to_keep: int = 0,
     ) -> Tensor:
-        fed, lanes = cache.tokens.shape[1], tokens.shape[1]
+        fed, lanes = cache.tokens.shape[1], len(tokens)
         cache.lane_in[slots] = fed + torch.arange(lanes)
         lane, slot = visible.nonzero(as_tuple=True)
         seen = cache.lane_in[slot]
         assert (seen >= 0).all(), "a lane sees a slot that nobody has written"
-        cache.tokens = torch.cat([cache.tokens, tokens], 1)
+        cache.tokens = torch.cat([cache.tokens, tokens[None]], 1)
         cache.positions = torch.cat([cache.positions, positions])
         cache.visible = F.pad(cache.visible, (0, lanes, 0, lanes))
         cache.visible[fed + lane, seen] = True
         logits = self.model.logits(cache.tokens, positions=cache.positions, visible=cache.visible)
-        return logits[:, -min(logits_to_keep or lanes, lanes) :]
+        return logits[:, -lanes:]

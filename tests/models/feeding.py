@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diagd.decoding.visibility import Seen
+
 
 def scrambled_steps(length: int, num_steps: int, seed: int = 0) -> Tensor:
     """Give every position of a sequence a step, in no order; (length,) int64."""
@@ -37,11 +39,13 @@ def feed(model: Any, tokens: Tensor, steps: Tensor, seed: int = 0) -> Tensor:
         visible = torch.zeros(len(lanes) + 2, length + 1, dtype=torch.bool)
         visible[: len(lanes), slot_of] = rule[lanes]
         padded = torch.zeros(2, dtype=torch.int64)
+        positions = torch.cat([lanes, padded]).to(model.device)
+        held = torch.full((length + 1,), -1).scatter(0, slot_of, torch.arange(length))
         out = model.forward(
             tokens[:, torch.cat([lanes, padded])].to(model.device),
-            torch.cat([lanes, padded]).to(model.device),
+            positions,
             torch.cat([slot_of[lanes], padded + scratch]).to(model.device),
-            visible.to(model.device),
+            Seen.of_mask(visible.to(model.device), positions, held.to(model.device)),
             cache,
         )
         logits[:, lanes] = out[:, : len(lanes)].to(logits)

@@ -12,7 +12,7 @@ from torch import Tensor
 from diagd.decoding.model import Buffers
 from diagd.decoding.sampling import Draw, ValidRanges
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.models.attention import SlotRule
+from diagd.decoding.visibility import Seen
 
 INT, FLOAT, POINTER = ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
 MAX_ROWS = 2**17  # lanes of all batch rows in a step: their activations have to fit the memory
@@ -63,25 +63,33 @@ class ModelRecord(Record):
 
 class StepRecord(Record):
     _fields_ = fields(
-        (INT, "batch lanes visible_slots num_slots keep threads"),
-        (POINTER, "tokens at slots visible steps held fed_at keys values written logits seconds"),
+        (INT, "sequences lanes visible_slots num_slots first cached keep threads"),
+        (ctypes.c_int64, "held_stride"),
+        (POINTER, "tokens at slots visible steps held fed_at keys values logits seconds"),
     )
 
 
 class DrawRecord(Record):
     _fields_ = fields(
-        (INT, "batch lanes vocab stride threads top_k exclusive_top_p"),
+        (INT, "count vocab stride threads top_k exclusive_top_p"),
         (FLOAT, "temperature top_p"),
         (POINTER, "logits low high seeds frames rows columns drawn seconds"),
     )
 
 
+class DrawingRecord(Record):
+    _fields_ = [
+        ("rules", DrawRecord),
+        *fields((INT, "sequences height width"), (ctypes.c_int64, "low high")),
+        ("by_place", POINTER),
+    ]
+
+
 class SpaceRecord(Record):
     _fields_ = fields(
-        (INT, "slots height width"),
-        (ctypes.c_int64, "low high"),
-        (POINTER, "by_place tokens lanes"),
-        (ctypes.c_int64, "stride"),
+        (POINTER, "tokens seeds lanes"),
+        (ctypes.c_int64, "field_stride sequence_stride"),
+        (POINTER, "drawings"),
     )
 
 
@@ -96,78 +104,86 @@ class AttendedRecord(Record):
 
 def check_records(library: ctypes.CDLL) -> None:
     """Raise OSError unless both sides see records of the same size."""
-    for record in (LayerRecord, ModelRecord, StepRecord, DrawRecord, SpaceRecord, AttendedRecord):
+    steps = StepRecord, DrawRecord, DrawingRecord, SpaceRecord
+    for record in (LayerRecord, ModelRecord, *steps, AttendedRecord):
         name = record.__name__.removesuffix("Record").lower()
         theirs, ours = getattr(library, f"size_of_{name}")(), ctypes.sizeof(record)
         if theirs != ours:
             raise OSError(f"the kernels' record {name} has {theirs} bytes, expected {ours}")
 
 
-def check_step(
-    tokens: Tensor, positions: Tensor, slots: Tensor, visible: Tensor | SlotRule
-) -> None:
-    """Raise ValueError unless these are tokens (B, L), indices (L,) and a mask (L, M) in memory."""
-    lanes = tokens.shape[-1:]
-    if isinstance(visible, SlotRule):
-        _check_int64(**visible._asdict())
-        flat = {one.ndim for one in visible} == {1} and visible.held.shape == visible.fed_at.shape
-        _check_shapes(flat, "steps must be (L,), held and fed_at (M,)", *visible)
-    elif visible.dtype != torch.bool or not visible.is_cpu:
-        raise ValueError(f"visible must be bool on the cpu, got {_kind_of(visible)}")
+def check_step(tokens: Tensor, positions: Tensor, slots: Tensor, seen: Seen) -> None:
+    """Raise ValueError unless these are tokens, positions and slots (S, L) in memory."""
+    fits = tokens.ndim == 2 and {positions.shape, slots.shape} == {tokens.shape}
     _check_shapes(
-        tokens.ndim == len(visible.shape) == 2
-        and positions.shape == slots.shape == visible.shape[:1] == lanes
-        and 0 < tokens.numel() <= MAX_ROWS,
-        "tokens must be (B, L), positions and slots (L,), visible (L, M), with B * L from 1 to "
-        f"{MAX_ROWS}",
-        *(tokens, positions, slots, visible),
+        fits and seen.shape[0] == tokens.shape[1] and 0 < tokens.numel() <= MAX_ROWS,
+        "tokens must be (S, L), positions and slots, too, or (L,), of as many lanes as see, with "
+        f"S * L from 1 to {MAX_ROWS}",
+        *(tokens, positions, slots, seen.positions),
     )
     _check_int64(tokens=tokens, positions=positions, slots=slots)
 
 
+def seen_fields(seen: Seen, num_sequences: int) -> dict[str, Any]:
+    """Return the fields of a step record that say who sees whom, or raise ValueError."""
+    lanes, slots = seen.shape
+    held = seen.held.expand(num_sequences, slots).contiguous()
+    found = {"held": held, "held_stride": slots, "visible_slots": slots}
+    if seen.is_plain:
+        fed_at = seen.fed_at.expand(num_sequences, slots).contiguous()
+        found |= {"steps": seen.steps.expand(num_sequences, lanes).contiguous(), "fed_at": fed_at}
+        _check_int64(held=held, steps=found["steps"], fed_at=fed_at)
+        return found
+    mask = seen.mask()
+    if mask.dtype != torch.bool or not mask.is_cpu:
+        raise ValueError(f"visible must be bool on the cpu, got {_kind_of(mask)}")
+    mask = mask.expand(num_sequences, lanes, slots).contiguous()
+    return found | {"visible": mask if mask.numel() else mask.new_empty(1)}
+
+
 def check_draw(logits: Tensor, draw: Draw) -> None:
-    """Raise ValueError unless these are logits (B, L, V), seeds (B,) and places (L,) in memory."""
+    """Raise ValueError unless these are logits (S, L, V), seeds (S,) and places in memory."""
     places = draw.frames, draw.rows, draw.columns
     _check_shapes(
         logits.ndim == 3
         and draw.seeds.shape == logits.shape[:1]
-        and {place.shape for place in places} == {logits.shape[1:2]}
+        and {place.shape for place in places} <= {logits.shape[:2], logits.shape[1:2]}
         and logits.shape[:2].numel() <= MAX_ROWS,
-        "logits must be (B, L, V), seeds (B,), frames, rows and columns (L,), with B * L at most "
-        f"{MAX_ROWS}",
+        "logits must be (S, L, V), seeds (S,), frames, rows and columns (S, L) or (L,), with S * L "
+        f"at most {MAX_ROWS}",
         *(logits, draw.seeds, *places),
     )
     _check_int64(seeds=draw.seeds, frames=draw.frames, rows=draw.rows, columns=draw.columns)
     if not logits.is_cpu or not logits.is_floating_point():
         raise ValueError(f"logits must be floats on the cpu, got {_kind_of(logits)}")
-    _check_ids(draw.ranges, logits.shape[2])
+    check_ids(draw.ranges, logits.shape[2])
 
 
-def check_space(buffers: Buffers, ranges: ValidRanges, vocab: int) -> None:
-    """Raise ValueError unless these are tokens (B, S), two (S,) and seeds (B,) in memory."""
+def check_memory_of(buffers: Buffers) -> None:
+    """Raise ValueError unless these are tokens, held and fed_at (S, M) and seeds (S,) in memory."""
     given = {name: getattr(buffers, name) for name in ("tokens", "held", "fed_at", "seeds")}
     _check_int64(**given)
     tokens, held, fed_at, seeds = given.values()
     _check_shapes(
         tokens.ndim == 2
-        and held.shape == fed_at.shape == tokens.shape[-1:]
+        and held.shape == fed_at.shape == tokens.shape
         and seeds.shape == tokens.shape[:1]
         and all(one.is_contiguous() for one in given.values()),
-        "tokens must be (B, S), held and fed_at (S,), seeds (B,), all contiguous",
+        "tokens, held and fed_at must be (S, M), seeds (S,), all contiguous",
         *given.values(),
     )
-    if ranges.by_place is not None:
-        _check_int64(by_place=ranges.by_place)
-    _check_ids(ranges, vocab)
 
 
-def check_lanes(lanes: Tensor, batch: int) -> None:
-    """Raise ValueError unless these are lanes (8, L) in memory, each field in one piece."""
+def check_lanes(lanes: Tensor, first: int, num_sequences: int) -> None:
+    """Raise ValueError unless these are lanes (8, S', L) in memory, each field in one piece."""
     _check_int64(lanes=lanes)
-    fits = lanes.ndim == 2 and lanes.shape[0] == 8 and 1 in (lanes.shape[1], lanes.stride(1))
+    fits = lanes.ndim == 3 and lanes.shape[0] == 8 and 1 in (lanes.shape[2], lanes.stride(2))
     _check_shapes(
-        fits and 0 < batch * lanes.shape[1] <= MAX_ROWS,
-        f"lanes must be (8, L), fields in one piece, with B * L from 1 to {MAX_ROWS}",
+        fits
+        and 0 < lanes[0].numel() <= MAX_ROWS
+        and 0 <= first <= first + lanes.shape[1] <= num_sequences,
+        f"lanes must be (8, S, L), fields in one piece, with S * L from 1 to {MAX_ROWS}, of "
+        f"{num_sequences} sequences from {first} on",
         lanes,
     )
 
@@ -190,16 +206,16 @@ def check_end(failure: int, wrong: str, what: str) -> None:
 
 
 def check_step_end(failure: int, step: StepRecord) -> None:
-    what = f"{step.lanes} lanes over {step.visible_slots} slots"
+    what = f"{step.sequences} x {step.lanes} lanes over {step.visible_slots} slots"
     check_end(failure, "a token, position or slot is out of range", what)
 
 
-def _check_shapes(is_right: bool, expected: str, *given: Tensor | SlotRule) -> None:
+def _check_shapes(is_right: bool, expected: str, *given: Tensor) -> None:
     if not is_right:
         raise ValueError(f"{expected}, got {', '.join(str(tuple(one.shape)) for one in given)}")
 
 
-def _check_ids(ranges: ValidRanges, vocab: int) -> None:
+def check_ids(ranges: ValidRanges, vocab: int) -> None:
     if not 0 <= ranges.low < ranges.high <= vocab:
         raise ValueError(f"valid ids must be in [0, {vocab}), got [{ranges.low}, {ranges.high})")
 

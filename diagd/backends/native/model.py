@@ -12,25 +12,29 @@ from torch import Tensor
 
 from diagd.backends.native.boundary import (
     POINTER,
+    DrawingRecord,
     DrawRecord,
     SpaceRecord,
     StepRecord,
     address,
     check_draw,
     check_end,
+    check_ids,
     check_lanes,
+    check_memory_of,
     check_records,
-    check_space,
     check_step,
     check_step_end,
     rules_of,
+    seen_fields,
 )
 from diagd.backends.native.library import load_library
 from diagd.backends.native.weights import NativeDType, NativeWeights
 from diagd.decoding.engine import BLOCK, whole_blocks
-from diagd.decoding.model import CausalModel, ModelShape, Step, StepFunction
+from diagd.decoding.model import CausalModel, Drawing, ModelShape, Step, StepFunction
 from diagd.decoding.sampling import Draw
-from diagd.models.attention import SlotRule, check_cache_fits, check_sizes
+from diagd.decoding.visibility import Seen
+from diagd.models.attention import check_cache_fits, check_sizes
 from diagd.models.transformer import Transformer, shape_of
 from diagd.system import usable_cores
 
@@ -52,9 +56,9 @@ class NativeCache:
         layers = POINTER * config.num_layers
         self.fields = {  # of a StepRecord
             "num_slots": num_slots,
+            "cached": batch_size,
             "keys": layers(*map(Tensor.data_ptr, self.keys)),
             "values": layers(*map(Tensor.data_ptr, self.values)),
-            "written": torch.zeros(num_slots, dtype=torch.int64),  # the position at each slot
         }
 
 
@@ -109,44 +113,44 @@ class NativeModel(CausalModel):
         check_sizes(batch_size, num_slots, context)
         return NativeCache(self._laid_out, batch_size, num_slots)
 
-    def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> SlotRule:
-        return SlotRule(steps, held, fed_at)
-
     def forward(
         self,
         tokens: Tensor,
         positions: Tensor,
         slots: Tensor,
-        visible: Tensor | SlotRule,
+        seen: Seen,
         cache: NativeCache,
         logits_to_keep: int = 0,
+        first: int = 0,
     ) -> Tensor:
         """Feed lanes in one call of the kernels; the logits are float32 rows of a wider buffer.
 
         What does not fit is a ValueError before memory is touched, too many lanes a MemoryError.
         """
-        check_step(tokens, positions, slots, visible)
-        batch, lanes = tokens.shape
-        self._check_cache(cache, batch)
-        self._laid_out.check_room(batch, lanes, cache.num_slots, self.num_threads)
-        if visible.shape[1] > cache.num_slots or logits_to_keep < 0:
+        if tokens.ndim == 2 and {positions.ndim, slots.ndim} == {1}:
+            positions, slots = positions.expand(tokens.shape), slots.expand(tokens.shape)
+        check_step(tokens, positions, slots, seen)
+        sequences, lanes = tokens.shape
+        self._check_cache(cache, first, sequences)
+        self._laid_out.check_room(sequences, lanes, cache.num_slots, self.num_threads)
+        if seen.shape[1] > cache.num_slots or logits_to_keep < 0:
             raise ValueError(
-                f"visible must have at most {cache.num_slots} columns, got {visible.shape[1]}, and "
+                f"seen must have at most {cache.num_slots} slots, got {seen.shape[1]}, and "
                 f"logits_to_keep must be 0 or more, got {logits_to_keep}"
             )
         keep = min(logits_to_keep or lanes, lanes)
-        logits = torch.empty(batch, keep, whole_blocks(self.vocab_size, self._laid_out.block))
+        logits = torch.empty(sequences, keep, whole_blocks(self.vocab_size, self._laid_out.block))
         given = {"tokens": tokens, "at": positions, "slots": slots}
-        given |= visible._asdict() if isinstance(visible, SlotRule) else {"visible": visible}
         step = StepRecord(
-            batch=batch,
+            sequences=sequences,
             lanes=lanes,
-            visible_slots=visible.shape[1],
+            first=first,
             keep=keep,
             threads=self.num_threads,
             logits=logits,
             seconds=self.seconds,
             **cache.fields,
+            **seen_fields(seen, sequences),
             **{name: one.contiguous() for name, one in given.items()},
         )
         check_step_end(self._decode(ctypes.byref(self._laid_out.record), ctypes.byref(step)), step)
@@ -155,66 +159,90 @@ class NativeModel(CausalModel):
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
         """Draw as `diagd.decoding.sampling.sample` does, in one call (`csrc/sampler.cpp`)."""
         check_draw(logits, draw)
-        batch, lanes, vocab = logits.shape
+        sequences, lanes, vocab = logits.shape
         rows_of_floats = lanes * logits.stride(1), logits.stride(1), 1
         if logits.dtype != torch.float32 or logits.stride() != rows_of_floats:
             logits = logits.float().contiguous()  # not our own
-        bounds = draw.ranges.at(draw.rows, draw.columns).contiguous()
-        drawn = torch.empty(batch, lanes, dtype=torch.int64)
+        drawn = torch.empty(sequences, lanes, dtype=torch.int64)
+        places = (one.expand(drawn.shape) for one in (draw.frames, draw.rows, draw.columns))
+        frames, rows, columns = (one.contiguous() for one in places)
+        low, high = draw.ranges.at(rows, columns).contiguous()
         record = DrawRecord(
-            batch=batch,
-            lanes=lanes,
+            count=drawn.numel(),
             vocab=vocab,
             stride=logits.stride(1),
             threads=self.num_threads,
             logits=logits,
-            low=bounds[0],
-            high=bounds[1],
-            **{n: getattr(draw, n).contiguous() for n in ("seeds", "frames", "rows", "columns")},
+            low=low,
+            high=high,
+            seeds=draw.seeds[:, None].expand(drawn.shape).contiguous(),
+            frames=frames,
+            rows=rows,
+            columns=columns,
             drawn=drawn,
             seconds=self.seconds,
             **rules_of(draw.options, vocab),
         )
         wrong = f"valid ids must be in [0, {vocab}) and not none at all"
-        check_end(self._library.draw(ctypes.byref(record)), wrong, f"{batch * lanes} draws")
+        check_end(self._library.draw(ctypes.byref(record)), wrong, f"{drawn.numel()} draws")
         return drawn
 
     def make_step(self, step: Step) -> StepFunction | None:
         """Fuse a plain step into one call (`csrc/fused_step.cpp`), to the same bits."""
         if not step.is_plain:
             return None
-        buffers, ranges = step.buffers, step.ranges
-        check_space(buffers, ranges, self.vocab_size)
-        batch, num_slots = buffers.tokens.shape
-        by_place = None if ranges.by_place is None else ranges.by_place.contiguous()
-        cache: NativeCache = buffers.cache
-        self._check_cache(cache, batch)
-        rules = rules_of(step.sampling, self.vocab_size)
-        fed = StepRecord(batch=batch, held=buffers.held, fed_at=buffers.fed_at, **cache.fields)
-        draw = DrawRecord(batch=batch, vocab=self.vocab_size, seeds=buffers.seeds, **rules)
-        space = SpaceRecord(
-            slots=num_slots,
-            height=0 if by_place is None else by_place.shape[0],
-            width=0 if by_place is None else by_place.shape[1],
-            low=ranges.low,
-            high=ranges.high,
-            by_place=by_place,
-            tokens=buffers.tokens,
+        buffers, cache = step.buffers, step.buffers.cache
+        check_memory_of(buffers)
+        sequences, num_slots = buffers.tokens.shape
+        self._check_cache(cache, 0, sequences)
+        if num_slots != cache.num_slots:
+            raise ValueError(f"the cache must have {num_slots} slots, got {cache.num_slots}")
+        drawings = [self._drawing(one) for one in step.drawings]
+        covered = sum(one.num_sequences for one in step.drawings)
+        if covered < sequences:
+            raise ValueError(f"expected drawings of {sequences} sequences, got {covered}")
+        fed = StepRecord(
+            held_stride=num_slots, held=buffers.held, fed_at=buffers.fed_at, **cache.fields
         )
-        records = [ctypes.byref(one) for one in (self._laid_out.record, fed, draw, space)]
+        space = SpaceRecord(
+            tokens=buffers.tokens,
+            seeds=buffers.seeds,
+            drawings=(DrawingRecord * len(drawings))(*drawings),
+        )
+        records = [ctypes.byref(one) for one in (self._laid_out.record, fed, space)]
 
-        def run(lanes: Tensor, max_slots: int) -> None:
-            check_lanes(lanes, len(buffers.tokens))  # so they live as long as the step does
+        def run(lanes: Tensor, max_slots: int, first: int = 0) -> None:
+            check_lanes(lanes, first, sequences)
+            assert drawings  # they live as long as the step does, and so do the buffers
             read = min(whole_blocks(max_slots, BLOCK), num_slots)
-            fed.lanes, fed.visible_slots = lanes.shape[1], read
-            space.lanes, space.stride = lanes.data_ptr(), lanes.stride(0)
-            fed.seconds = draw.seconds = address(self.seconds)
-            fed.threads = self.num_threads
-            self._laid_out.check_room(batch, fed.lanes, read, fed.threads)
+            fed.sequences, fed.lanes, fed.visible_slots = *lanes.shape[1:], read
+            space.lanes, space.field_stride = lanes.data_ptr(), lanes.stride(0)
+            space.sequence_stride, fed.first = lanes.stride(1), first
+            fed.seconds, fed.threads = address(self.seconds), self.num_threads
+            self._laid_out.check_room(fed.sequences, fed.lanes, read, fed.threads)
             check_step_end(self._take(*records), fed)
 
         return run
 
-    def _check_cache(self, cache: NativeCache, batch: int) -> None:
-        if getattr(cache, "kind", None) != self._laid_out.cache_kind or cache.batch_size != batch:
-            raise ValueError(f"cache must be made by this model for a batch of {batch}")
+    def _drawing(self, drawing: Drawing) -> DrawingRecord:
+        ranges, vocab = drawing.ranges, self.vocab_size
+        check_ids(ranges, vocab)
+        by_place = None if ranges.by_place is None else ranges.by_place.contiguous()
+        height, width = (0, 0) if by_place is None else by_place.shape[:2]
+        return DrawingRecord(
+            rules=DrawRecord(vocab=vocab, **rules_of(drawing.sampling, vocab)),
+            sequences=drawing.num_sequences,
+            height=height,
+            width=width,
+            low=ranges.low,
+            high=ranges.high,
+            by_place=by_place,
+        )
+
+    def _check_cache(self, cache: NativeCache, first: int, count: int) -> None:
+        if getattr(cache, "kind", None) != self._laid_out.cache_kind:
+            raise ValueError("cache must be made by this model")
+        if not 0 <= first <= first + count <= cache.batch_size:
+            raise ValueError(
+                f"the cache has {cache.batch_size} sequences, got {count} from {first} on"
+            )

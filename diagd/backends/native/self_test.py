@@ -22,6 +22,7 @@ from diagd.backends.native.trained_attention import run_backward, run_forward, t
 from diagd.backends.native.weights import NativeDType
 from diagd.backends.step_times import REFERENCE, time_steps
 from diagd.decoding.sampling import check_draws
+from diagd.decoding.visibility import Seen
 from diagd.models.attention import attend
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
@@ -66,8 +67,9 @@ def _compare_steps(model: Transformer, native: NativeModel, tolerance: float) ->
     tokens = torch.randint(90, (2, count), generator=torch.Generator().manual_seed(0))
     cache, logits = native.make_cache(2, count + 1), list[Tensor]()
     for slots in torch.arange(count).split(WIDTHS):
-        visible = slots[:, None] >= torch.arange(int(slots[-1]) + 1)
-        logits.append(native.forward(tokens[:, slots], slots, slots, visible, cache))
+        held = torch.arange(int(slots[-1]) + 1)
+        seen = Seen(slots, slots, held, held)
+        logits.append(native.forward(tokens[:, slots], slots, slots, seen, cache))
     expected = model.logits(tokens)
     error = (torch.cat(logits, 1) - expected).abs().max() / expected.abs().max()
     if not error <= tolerance:

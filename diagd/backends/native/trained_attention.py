@@ -7,7 +7,7 @@ thirds of a step of finetuning by diagonals was attention (docs/log.md).
 import ctypes
 import logging
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diagd.backends.native.boundary import AttendedRecord, check_end
 from diagd.backends.native.library import load_library
-from diagd.models.attention import MaskKernel, attend
+from diagd.models.attention import Attend, attend
 from diagd.system import usable_cores
 
 logger = logging.getLogger("diagd")
@@ -39,13 +39,13 @@ def trained_mask(visible: Tensor) -> TrainedMask:
     return TrainedMask(visible.contiguous(), visible.T.contiguous(), blocks)
 
 
-def mask_kernel(visible: Tensor | None, lanes: int) -> MaskKernel | None:
+def mask_kernel(visible: Tensor | None, lanes: int) -> Attend | None:
     """Return what attends under a mask (L, L), or the causal one, if this machine has kernels."""
     if not kernels_train():
         return None
     if visible is None:
         visible = torch.ones(lanes, lanes, dtype=torch.bool).tril()
-    return MaskKernel(masked_attention, trained_mask(visible))
+    return partial(masked_attention, mask=trained_mask(visible))
 
 
 @cache

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diagd.models.attention import EVERYTHING
+from diagd.decoding.visibility import EVERYTHING
 
 NUM_PROGRAMS = 256  # enough for the 108 to 142 multiprocessors of the GPUs we know
 MIN_PART = 128  # slots; what is shorter does not pay for being joined
@@ -48,8 +48,11 @@ def part_size(num_slots: int, num_tiles: int, keys: int) -> int:
     return triton.cdiv(size, keys) * keys
 
 
+_STRIDES = ["position_stride", "step_stride", "held_stride", "fed_stride"]
+
+
 @triton.jit(
-    do_not_specialize=["num_lanes", "num_slots", "part_slots", "window"],
+    do_not_specialize=["num_lanes", "num_slots", "part_slots", "window", *_STRIDES],
     do_not_specialize_on_alignment=["positions", "steps", "held", "fed_at"],
 )
 def attend_part(
@@ -66,6 +69,10 @@ def attend_part(
     query_strides,
     key_strides,
     value_strides,
+    position_stride,
+    step_stride,
+    held_stride,
+    fed_stride,
     scale,
     num_lanes,
     num_slots,
@@ -84,6 +91,7 @@ def attend_part(
         sums: (B, L, heads, parts, SIZE) float32, weighted values, to be divided by the total.
         tops: (B, L, heads, parts) float32, the largest score. totals: of the weights.
         query_strides, key_strides, value_strides: of batch, head and lane or slot.
+        position_stride, step_stride, held_stride, fed_stride: of batch; 0 where all are alike.
         scale: of the scores, times log2(e).
     """
     part = tl.program_id(1)
@@ -101,8 +109,10 @@ def attend_part(
         mask=alive[:, None] & within,
         other=0.0,
     )
-    at = tl.load(positions + lanes)[:, None]
-    now = tl.load(steps + lanes)[:, None]
+    at = tl.load(positions + batch * position_stride + lanes)[:, None]
+    now = tl.load(steps + batch * step_stride + lanes)[:, None]
+    held += batch * held_stride
+    fed_at += batch * fed_stride
     keys += batch * key_strides[0] + kv_head * key_strides[1]
     values += batch * value_strides[0] + kv_head * value_strides[1]
     top = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -169,14 +179,14 @@ def attend_slots(
     fed_at: Tensor,
     window: int = EVERYTHING,
 ) -> Tensor:
-    """Attend to what `visible_slots(positions, steps, held, fed_at)` shows, in the last positions.
+    """Attend to what `Seen(positions, steps, held, fed_at, window=window)` shows.
 
     A lane that sees no slot gets zeros. Keys and values may be the first slots of larger buffers.
 
     Args:
         queries: (B, heads, L, D), D at most 256.
         keys, values: (B, kv_heads, M, D) in the dtype of the queries; kv_heads divides heads.
-        positions, steps: (L,) int64. held, fed_at: (M,) int64.
+        positions, steps: (B, L) int64, or (L,). held, fed_at: (B, M) int64, or (M,).
         window: positions that a lane sees at most, its own included.
 
     Returns:
@@ -192,8 +202,11 @@ def attend_slots(
     queries, keys, values = (  # within a head, one number after another
         t if t.stride(-1) == 1 else t.contiguous() for t in (queries, keys, values)
     )
-    rule = [one.contiguous() for one in (positions, steps, held, fed_at)]
-    strides = [one.stride()[:3] for one in (queries, keys, values)]
+    rule = [
+        (one if one.stride(-1) == 1 else one.contiguous()).expand(batch, -1)
+        for one in (positions, steps, held, fed_at)
+    ]
+    strides = [*(one.stride()[:3] for one in (queries, keys, values)), *(r.stride(0) for r in rule)]
     parts = batch, num_lanes, num_heads, num_parts
     tops, totals = queries.new_empty(2, *parts, dtype=torch.float32)
     sums = queries.new_empty(*parts, size, dtype=torch.float32)
@@ -244,7 +257,9 @@ def _(queries: Tensor, *_: Tensor | int) -> Tensor:
     return queries.new_empty(batch, num_lanes, num_heads, size).transpose(1, 2)
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots"])
+@triton.jit(
+    do_not_specialize=["slot_stride", "turn_stride"], do_not_specialize_on_alignment=["slots"]
+)
 def store_head(
     queries,
     keys,
@@ -260,6 +275,8 @@ def store_head(
     value_strides,
     key_cache_strides,
     value_cache_strides,
+    slot_stride,
+    turn_stride,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
@@ -270,9 +287,10 @@ def store_head(
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     pairs = tl.arange(0, WIDTH)
     within = pairs < HALF
-    slot = tl.load(slots + lane)
-    cosine = tl.load(cosines + lane * HALF + pairs, within, 0.0).to(tl.float32)
-    sine = tl.load(sines + lane * HALF + pairs, within, 0.0).to(tl.float32)
+    slot = tl.load(slots + batch * slot_stride + lane)
+    turn = batch * turn_stride + lane * HALF + pairs
+    cosine = tl.load(cosines + turn, within, 0.0).to(tl.float32)
+    sine = tl.load(sines + turn, within, 0.0).to(tl.float32)
     if head < HEADS:
         source = queries + batch * query_strides[0] + head * query_strides[1]
         source += lane * query_strides[2]
@@ -306,13 +324,16 @@ def rotate_and_store(
     slots: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
+    first: int = 0,
 ) -> Tensor:
     """Store keys and values at slots; rotate keys and queries as `diagd.models.rotary.rotate` does.
 
     Args:
         queries: (B, heads, L, D). keys, values: (B, kv_heads, L, D), each head contiguous.
-        cosines, sines: (L, D / 2). slots: (L,) int64; only scratch may repeat.
-        key_cache, value_cache: (B, kv_heads, slots, D) in the dtype of the queries.
+        cosines, sines: (B, L, D / 2) or (L, D / 2). slots: (B, L) int64, or (L,); only scratch may
+            repeat.
+        key_cache, value_cache: (S, kv_heads, slots, D) in the dtype of the queries.
+        first: the sequence of the cache that the first batch row is.
 
     Returns:
         The rotated queries, (B, heads, L, D), a view of (B, L, heads, D).
@@ -320,6 +341,8 @@ def rotate_and_store(
     batch, num_heads, num_lanes, size = queries.shape
     kv_heads = keys.shape[1]
     turns = [one.contiguous() for one in (cosines, sines)]
+    slots = slots.contiguous()
+    key_cache, value_cache = key_cache[first:], value_cache[first:]
     given = queries, keys, values, key_cache, value_cache
     rotated = queries.new_empty(batch, num_lanes, num_heads, size)
     with torch.cuda.device_of(queries):
@@ -328,11 +351,13 @@ def rotate_and_store(
             keys,
             values,
             *turns,
-            slots.contiguous(),
+            slots,
             rotated,
             key_cache,
             value_cache,
             *[one.stride()[:3] for one in given],
+            slots.stride(0) if slots.ndim == 2 else 0,
+            turns[0].stride(0) if turns[0].ndim == 3 else 0,
             HEADS=num_heads,
             KV_HEADS=kv_heads,
             HALF=size // 2,
@@ -344,5 +369,5 @@ def rotate_and_store(
 
 
 @rotate_and_store.register_fake
-def _(queries: Tensor, *_: Tensor) -> Tensor:
+def _(queries: Tensor, *_: Tensor | int) -> Tensor:
     return queries.new_empty(queries.transpose(1, 2).shape).transpose(1, 2)

@@ -6,7 +6,7 @@ Triton compiles them where they run, for that GPU, when they are first called.
 import importlib
 import subprocess
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from diagd.decoding.model import ModelWrapper
 from diagd.decoding.sampling import Draw, check_draws
-from diagd.decoding.visibility import NEVER, visible_slots
-from diagd.models.attention import RuleKernel, SlotRule, attend
+from diagd.decoding.visibility import NEVER, Seen
+from diagd.models.attention import StaticKVCache, attend
 from diagd.models.config import ModelConfig
 from diagd.models.rotary import rotate
 from diagd.models.transformer import Transformer
@@ -28,9 +28,13 @@ LANES = (1, 5, 33)  # of the steps tried: each size of a tile
 
 
 class Kernels(NamedTuple):
-    attend: Callable[..., Tensor]  # `attention.attend_slots`
+    attend_slots: Callable[..., Tensor]  # `attention.attend_slots`
     store: Callable[..., Tensor]  # `attention.rotate_and_store`
     draw: Callable[..., Tensor]  # `sampling.draw`
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, seen: Seen) -> Tensor:
+        rule = seen.positions, seen.steps, seen.held, seen.fed_at, seen.window
+        return self.attend_slots(queries, keys, values, *rule)
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
         options, ranges = draw.options, draw.ranges
@@ -88,20 +92,18 @@ def _check_attention(kernels: Kernels, config: ModelConfig, like: Tensor) -> Non
     num_slots, kv_heads, size = 160, config.num_kv_heads, config.head_dim
     cached = torch.randn(2, 2, kv_heads, num_slots + 7, size, generator=generator)
     keys, values = cached.to(like)[:, :, :, :num_slots]
-    held = torch.randperm(num_slots, generator=generator) - 9
-    fed_at = torch.randint(-1, 9, (num_slots,), generator=generator)
+    held = torch.stack([torch.randperm(num_slots, generator=generator) for _ in range(2)]) - 9
+    fed_at = torch.randint(-1, 9, (2, num_slots), generator=generator)
     fed_at[held < 0] = NEVER
     for lanes in LANES:
         queries = torch.randn(2, lanes, config.num_heads, size, generator=generator)
         queries = queries.to(like).transpose(1, 2)
-        positions = torch.randint(0, num_slots - 9, (lanes,), generator=generator)
-        steps = torch.randint(0, 9, (lanes,), generator=generator)
-        held, fed_at = held.clamp(min=-1).to(like.device), fed_at.to(like.device)
-        rule = positions.to(like.device), steps.to(like.device), held, fed_at
-        window = num_slots // lanes  # of all, of many and of few
-        seen = visible_slots(*rule) & (rule[0][:, None] - held < window)
-        expected = attend(queries.double(), keys.double(), values.double(), seen)
-        found = kernels.attend(queries, keys, values, *rule, window)
+        positions = torch.randint(0, num_slots - 9, (2, lanes), generator=generator)
+        steps = torch.randint(0, 9, (2, lanes), generator=generator)
+        rule = (one.to(like.device) for one in (positions, steps, held.clamp(min=-1), fed_at))
+        seen = Seen(*rule, window=num_slots // lanes)  # of all, of many and of few
+        expected = attend(queries.double(), keys.double(), values.double(), seen.mask())
+        found = kernels.attend(queries, keys, values, seen)
         _check_close("attention is", found, expected, values)
 
 
@@ -113,15 +115,17 @@ def _check_store(kernels: Kernels, config: ModelConfig, like: Tensor) -> None:
     generator = torch.Generator().manual_seed(0)
     parts = torch.randn(2, lanes, sum(heads), config.head_dim, generator=generator)
     queries, keys, values = parts.to(like).transpose(1, 2).split(heads, 1)
-    angles = torch.randn(lanes, config.head_dim // 2, generator=generator)
+    angles = torch.randn(2, lanes, config.head_dim // 2, generator=generator)
     turns = angles.cos().to(like), angles.sin().to(like)
-    slots = torch.randperm(num_slots, generator=generator)[:lanes].to(like.device)
-    buffers = values.new_zeros(2, 2, config.num_kv_heads, num_slots, config.head_dim)
-    rotated = kernels.store(queries, keys, values, *turns, slots, *buffers)
+    orders = [torch.randperm(num_slots, generator=generator)[:lanes] for _ in range(2)]
+    slots = torch.stack(orders).to(like.device)
+    buffers = values.new_zeros(2, 3, config.num_kv_heads, num_slots, config.head_dim)
+    rotated = kernels.store(queries, keys, values, *turns, slots, *buffers, 1)
     wide = [turn.double() for turn in turns]
     expected = torch.zeros_like(buffers)
-    expected[0, :, :, slots] = rotate(keys.double(), *wide).to(like)
-    expected[1, :, :, slots] = values
+    for row in range(2):
+        expected[0, 1 + row, :, slots[row]] = rotate(keys.double(), *wide)[row].to(like)
+        expected[1, 1 + row, :, slots[row]] = values[row]
     _check_close("rotated keys are", rotated, rotate(queries.double(), *wide), parts)
     _check_close("rotated keys are", buffers, expected, parts)
 
@@ -140,10 +144,24 @@ class TritonModel(ModelWrapper[Transformer]):
         super().__init__(model)
         self.kernels = load_kernels(model.config, model.dtype, model.device)
 
-    def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> RuleKernel:
-        # what is compiled is fused there
-        store = None if torch.compiler.is_compiling() else self.kernels.store
-        return RuleKernel(self.kernels.attend, positions, SlotRule(steps, held, fed_at), store)
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        seen: Seen,
+        cache: StaticKVCache,
+        logits_to_keep: int = 0,
+        first: int = 0,
+    ) -> Tensor:
+        attends = store = None
+        if seen.is_plain:
+            near = seen.within(self.model.config.sliding_window)
+            attends = tuple(partial(self.kernels.attend, seen=one) for one in (seen, near))
+            # what is compiled is fused there
+            store = None if torch.compiler.is_compiling() else self.kernels.store
+        given = tokens, positions, slots, seen, cache, logits_to_keep, first
+        return self.model.forward(*given, attends=attends, store=store)
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
         return self.kernels.sample(logits, draw)

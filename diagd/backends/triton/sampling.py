@@ -82,6 +82,7 @@ def draw_token(
     width,
     batch_stride,
     lane_stride,
+    place_strides,
     temperature,
     top_k,
     top_p,
@@ -100,7 +101,9 @@ def draw_token(
         low, high: the valid ids, unless BY_PLACE.
     """
     lane, batch = tl.program_id(0), tl.program_id(1)
-    frame, row, column = tl.load(frames + lane), tl.load(rows + lane), tl.load(columns + lane)
+    frame = tl.load(frames + batch * place_strides[0] + lane)
+    row = tl.load(rows + batch * place_strides[1] + lane)
+    column = tl.load(columns + batch * place_strides[2] + lane)
     if BY_PLACE:
         place = places + (row * width + column) * 2
         low, high = tl.load(place).to(tl.int32), tl.load(place + 1).to(tl.int32)
@@ -203,7 +206,9 @@ def draw(
     """
     batch, num_lanes, _ = logits.shape
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
-    where = [one.contiguous() for one in (seeds, frames, rows, columns)]
+    expanded = [one.expand(batch, num_lanes) for one in (frames, rows, columns)]
+    places_of = [one if one.stride(-1) == 1 else one.contiguous() for one in expanded]
+    where = seeds.contiguous(), *places_of
     drawn = torch.empty(batch, num_lanes, dtype=torch.int64, device=logits.device)
     with torch.cuda.device_of(logits):  # Triton launches on the current device
         draw_token[num_lanes, batch](
@@ -215,6 +220,7 @@ def draw(
             high,
             0 if places is None else places.shape[1],
             *logits.stride()[:2],
+            tuple(one.stride(0) for one in places_of),
             temperature,
             top_k,
             top_p,

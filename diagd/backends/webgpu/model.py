@@ -28,6 +28,7 @@ from diagd.backends.webgpu.shader import (
 )
 from diagd.decoding.engine import BLOCK, Lanes, whole_blocks
 from diagd.decoding.model import Buffers, CausalModel, ModelShape, Step, StepFunction
+from diagd.decoding.visibility import Seen
 from diagd.extras import require
 from diagd.models.attention import check_cache_fits, check_sizes
 from diagd.models.transformer import Transformer, shape_of
@@ -121,12 +122,11 @@ class WebGPUCache:
     Those are made anew where they are too small.
     """
 
-    def __init__(self, model: "WebGPUModel", batch_size: int, num_slots: int) -> None:
+    def __init__(self, model: "WebGPUModel", num_slots: int) -> None:
         self.model, self.num_slots = model, num_slots
-        self.positions = torch.zeros(num_slots, dtype=torch.int64)  # as they were written
         config, self._device = model.config, model.device_used
-        size = 8 * batch_size * config.num_kv_heads * num_slots * config.head_dim
-        check_cache_fits(config.num_layers * size, batch_size, num_slots)
+        size = 8 * config.num_kv_heads * num_slots * config.head_dim
+        check_cache_fits(config.num_layers * size, 1, num_slots)
         self.layers = [self._device.make(size) for _ in range(config.num_layers)]
         self.groups = {}  # by the names of weights
         for name, buffers in model.weights.items():
@@ -178,7 +178,7 @@ class Recorded:
     def __init__(self, step: Step) -> None:
         self.step = step
         self.held, self.fed_at = step.buffers.held.clone(), step.buffers.fed_at.clone()
-        self.steps: list[tuple[Tensor, int]] = []  # lanes (8, L), slots to read
+        self.steps: list[tuple[Tensor, int]] = []  # lanes (8, 1, L), slots to read
 
     def fits(self, step: Step) -> bool:
         same = torch.equal(self.held, step.buffers.held)
@@ -186,32 +186,32 @@ class Recorded:
 
     def submit(self) -> None:
         """Run all steps in one submission, and fetch the tokens."""
-        buffers, ranges = self.step.buffers, self.step.ranges
+        buffers, drawing = self.step.buffers, self.step.drawings[0]
         tokens, cache = buffers.tokens, buffers.cache
         model: WebGPUModel = cache.model
-        rules = rules_of(self.step.sampling, model.vocab_size)
-        batch, slots = tokens.shape
-        lanes = Lanes.of(torch.cat([lanes for lanes, _ in self.steps], 1))
-        cache.positions[lanes.slots] = lanes.positions  # for `forward`, as it leaves them itself
+        rules = rules_of(drawing.sampling, model.vocab_size)
+        slots = tokens.shape[1]
+        lanes = Lanes.of(torch.cat([lanes[:, 0] for lanes, _ in self.steps], 1))
         # positions may be beyond int32; only their order counts, but in a table
         base = int(self.held.max()) if model.relative_positions else 0
-        fields = [lanes.positions - base, *lanes[1:], *ranges.at(lanes.rows, lanes.columns)]
-        held = (self.held - base).clamp(min=-(2**31))
+        fields = [lanes.positions - base, *lanes[1:]]
+        fields += drawing.ranges.at(lanes.rows, lanes.columns).unbind()
+        held = (self.held[0] - base).clamp(min=-(2**31))
         seeds = torch.stack([buffers.seeds, buffers.seeds >> 32], 1)  # 32 bits each
-        state = [tokens.flatten(), held, self.fed_at, seeds.flatten()]
+        state = [tokens[0], held, self.fed_at[0], seeds[0]]
         tasks, first = [], 0
         for one, reach in self.steps:
-            tasks.append(model.task(batch, one.shape[1], slots, slots, reach, first=first, **rules))
-            first += one.shape[1] * model.lane
+            tasks.append(model.task(one.shape[2], slots, slots, reach, first=first, **rules))
+            first += one.shape[2] * model.lane
         memory = torch.cat([part.to(torch.int32) for part in state])
         model.submit(cache, Batch(tasks, model.lanes_of(fields, lanes.positions), memory, True))
-        tokens.copy_(cache.read("memory", torch.int32, 0, tokens.numel()).view_as(tokens))
+        tokens.copy_(cache.read("memory", torch.int32, 0, slots)[None])
 
 
 class WebGPUModel(CausalModel):
     """A `Transformer` behind the same protocol, its weights copied to a GPU, maybe as 8 bits.
 
-    Tokens, masks and logits are on the CPU. Draws are those of `sample` but for rounding.
+    It decodes one sequence at a time; more are refused. Tokens, masks and logits are on the CPU. Draws are those of `sample` but for rounding.
     """
 
     def __init__(self, model: Transformer, int8: bool = False) -> None:
@@ -238,7 +238,12 @@ class WebGPUModel(CausalModel):
         self, batch_size: int, num_slots: int, context: Tensor | None = None
     ) -> WebGPUCache:
         check_sizes(batch_size, num_slots, context)
-        return WebGPUCache(self, batch_size, num_slots)
+        if batch_size > 1:
+            raise ValueError(
+                f"backend webgpu decodes one sequence at a time, got {batch_size}: choose another "
+                "--backend for batches and guidance"
+            )
+        return WebGPUCache(self, num_slots)
 
     def make_buffers(self, batch_size: int, num_slots: int, context: Tensor | None) -> Buffers:
         return WebGPUBuffers(**vars(super().make_buffers(batch_size, num_slots, context)))
@@ -248,11 +253,11 @@ class WebGPUModel(CausalModel):
         if not step.is_plain or not isinstance(buffers, WebGPUBuffers):
             return None
 
-        def run(lanes: Tensor, num_slots: int) -> None:
+        def run(lanes: Tensor, num_slots: int, _first: int = 0) -> None:
             if buffers.recorded is None or not buffers.recorded.fits(step):
                 _ = buffers.tokens  # what was recorded runs now
                 buffers.recorded = Recorded(step)
-            reach = min(whole_blocks(num_slots, BLOCK), len(buffers.held))
+            reach = min(whole_blocks(num_slots, BLOCK), buffers.held.shape[1])
             buffers.recorded.steps.append((lanes, reach))
 
         return run
@@ -262,11 +267,15 @@ class WebGPUModel(CausalModel):
         tokens: Tensor,
         positions: Tensor,
         slots: Tensor,
-        visible: Tensor,
+        seen: Seen,
         cache: WebGPUCache,
         logits_to_keep: int = 0,
+        first: int = 0,
     ) -> Tensor:
-        batch, lanes = tokens.shape
+        if len(tokens) != 1 or first:
+            raise ValueError(f"expected one sequence, got {len(tokens)} from {first} on")
+        lanes = tokens.shape[1]
+        positions, slots = positions.expand(1, lanes)[0], slots.expand(1, lanes)[0]
         keep = min(logits_to_keep or lanes, lanes)
         last = 2**62 if self.relative_positions else self.max_positions
         limits = (tokens, self.num_embeddings), (slots, cache.num_slots), (positions, last)
@@ -276,21 +285,18 @@ class WebGPUModel(CausalModel):
         zero = torch.zeros_like(slots)
         at = zero if self.relative_positions else positions
         fields = [at, slots, torch.arange(lanes), *[zero] * 7]
-        task = self.task(batch, lanes, cache.num_slots, lanes, visible.shape[1], top_p=1.0)
+        task = self.task(lanes, cache.num_slots, lanes, seen.shape[1], top_p=1.0)
         task.keep, task.mask = keep, lanes * self.lane
-        cache.positions[slots] = positions
-        far = positions[:, None] - cache.positions[: visible.shape[1]] >= self.config.sliding_window
-        seen = torch.where(far, 1, 2) * visible
-        told = [self.lanes_of(fields, positions).flatten(), seen.flatten().int()]
+        near = seen.within(self.config.sliding_window).mask()
+        shown = (seen.mask().int() + near.int()).expand(1, -1, -1)
+        told = [self.lanes_of(fields, positions).flatten(), shown.flatten().int()]
         self.submit(cache, Batch([task], torch.cat(told), tokens.flatten().int(), False))
         start = task.rows * (self.row_floats - self.vocab_size)
-        logits = cache.read("arena", torch.float32, start, batch * keep * self.vocab_size)
-        return logits.view(batch, keep, self.vocab_size)
+        logits = cache.read("arena", torch.float32, start, keep * self.vocab_size)
+        return logits.view(1, keep, self.vocab_size)
 
-    def task(
-        self, batch: int, lanes: int, slots: int, stride: int, reach: int, **rest: Any
-    ) -> Task:
-        return Task(lanes, batch * lanes, lanes, reach, slots, stride, batch * stride, **rest)
+    def task(self, lanes: int, slots: int, stride: int, reach: int, **rest: Any) -> Task:
+        return Task(lanes, lanes, lanes, reach, slots, stride, stride, **rest)
 
     def lanes_of(self, fields: list[Tensor], positions: Tensor) -> Tensor:
         """Return (L, 10 + head_dim) int32: fields (L,) int64, and how positions turn a head."""

@@ -39,7 +39,7 @@ FRESH, BESIDE_A_CHANGE, STALE, CHANGED, CONFIRMED = 0.92, 0.45, 0.1, 0.07, 0.02
 MIN_SURVIVAL = 0.3  # chance of a lane being reached, below which it is not fed there
 DRAFT_SHARE = 0.7  # of a step's lanes, that draft ahead at most
 REPEATS = 5  # of a step that is timed
-_costs: WeakKeyDictionary[object, dict[int, dict[int, float]]] = WeakKeyDictionary()
+_costs: WeakKeyDictionary[object, dict[int, float]] = WeakKeyDictionary()
 
 
 class Drafts:
@@ -54,14 +54,13 @@ class Drafts:
     They are few a step, so lists and loops take half the time that arrays do.
     """
 
-    def __init__(self, layout: SequenceLayout, batch_size: int, how: Exact) -> None:
+    def __init__(self, layout: SequenceLayout, how: Exact) -> None:
         assert how.num_lanes is not None
         self.layout, self.num_lanes, self.width = layout, how.num_lanes, how.draft_width
         best = DRAFT_LAG if self.num_lanes <= DRAFTED_LANES else 0
         self.lag = best if how.draft_lag is None else how.draft_lag
         self.size, self.height = layout.num_slots, layout.grid.height
-        self.num_verified = 0 if layout.has_prompt else 1  # lanes that are final in every batch row
-        self.verified = [self.num_verified] * batch_size  # in each
+        self.num_verified = 0 if layout.has_prompt else 1  # lanes that are final
         # of each row of tokens, all frames' in turn: how many were fed, from its left
         self.fed_columns = [0] * (layout.grid.num_frames * self.height)
         self.stale: set[int] = set()  # lanes to be fed again
@@ -95,23 +94,16 @@ class Drafts:
         room = min(self.num_lanes - (end - first), int(self.num_lanes * DRAFT_SHARE))
         return [*range(first, end), *self._ahead(end)[:room]]
 
-    def update(self, lanes: Sequence[int], changed: Sequence[Sequence[bool]]) -> int:
+    def update(self, lanes: Sequence[int], changed: Sequence[bool]) -> int:
         """Grow the prefix, mark drafts that became stale, and return by how much it grew.
 
-        `changed` says of each batch row and lane whether a draw differs from the draft it replaces.
+        `changed` says of each lane whether its draw differs from the draft it replaces.
         """
-        before, turned = self.num_verified, set[int]()
+        before = self.num_verified
         run = next((i for i, lane in enumerate(lanes) if lane != before + i), len(lanes))
-        for b, of_row in enumerate(changed):
-            found = [
-                i
-                for i, lane in enumerate(lanes)
-                if of_row[i] and lane >= self.verified[b] and not self.is_action[lane]
-            ]
-            turned.update(lanes[i] for i in found)
-            accepted = found[0] + 1 if found and found[0] < run else run
-            self.verified[b] = max(self.verified[b], before + accepted)
-        self.num_verified = min(self.verified)
+        found = [i for i, lane in enumerate(lanes) if changed[i] and not self.is_action[lane]]
+        turned = {lanes[i] for i in found}
+        self.num_verified = before + (found[0] + 1 if found and found[0] < run else run)
         self.stale.difference_update(lanes)
         for lane in lanes:
             if self.is_action[lane]:
@@ -159,7 +151,7 @@ class Drafts:
 class VerifiedStep(NamedTuple):
     """One step of a strategy that checks draft tokens."""
 
-    frame: int  # that of the token which the slowest batch row waited for, in the whole stream
+    frame: int  # that of the first token which was not final, in the whole stream
     row: int
     column: int
     num_lanes: int  # fed
@@ -170,7 +162,7 @@ def exact(how: Exact, stream: Stream, layout: SequenceLayout) -> Iterator[NextSt
     """Draft, feed and confirm until all frames are final."""
     if how.num_lanes is None:
         how = replace(how, num_lanes=best_num_lanes(step_costs(stream)))
-    drafts = Drafts(layout, stream.batch_size, how)
+    drafts = Drafts(layout, how)
     _draft_first(stream, layout)
     base, first_frame, frame = stream.num_used, stream.num_generated, 0
     lanes = torch.arange(-1, drafts.size - 1)
@@ -182,8 +174,7 @@ def exact(how: Exact, stream: Stream, layout: SequenceLayout) -> Iterator[NextSt
         chosen = drafts.choose()
         step, drafted = _ask(stream, table, chosen, frame)
         yield step
-        changed = _confirm(stream, step, chosen, drafted, drafts.verified)
-        accepted = drafts.update(chosen, changed)
+        accepted = drafts.update(chosen, _changed(stream, step, drafted))
         t, i, j = drafts.places[first]
         stream.verified.append(VerifiedStep(first_frame + t, i, j, len(chosen), accepted))
         while drafts.num_verified >= (frame + 1) * layout.slots_per_frame:
@@ -191,67 +182,59 @@ def exact(how: Exact, stream: Stream, layout: SequenceLayout) -> Iterator[NextSt
             _draft_next(stream, layout, drafts, frame, base)
 
 
-@torch.inference_mode()
 def _draft_first(stream: Stream, layout: SequenceLayout) -> None:
     base, of_frame = stream.num_used, layout.slots_per_frame
     slots = stream.slots_between(base - of_frame, base + layout.num_slots)
     visual = slots.view(-1, of_frame)[:, layout.token_slots]
-    start = stream.tokens[:, visual[:1]] if layout.context_frames else stream.ranges.low
-    stream.tokens[:, visual[1:]] = start
+    if layout.context_frames:
+        start = stream.tokens[0, visual[0]].repeat(len(visual) - 1)
+    else:
+        start = stream.ranges.low
+    stream.write(visual[1:].flatten(), start)
 
 
-@torch.inference_mode()
 def _draft_next(
     stream: Stream, layout: SequenceLayout, drafts: Drafts, frame: int, base: int
 ) -> None:
     if fresh := drafts.unfed(frame):
         positions = torch.tensor(fresh, device=stream.tokens.device) + base
-        newest = stream.tokens[:, stream.slots_at(positions - layout.slots_per_frame)]
-        stream.tokens[:, stream.slots_at(positions)] = newest
+        newest = stream.tokens[0, stream.slots_at(positions - layout.slots_per_frame)]
+        stream.write(stream.slots_at(positions), newest)
 
 
 @torch.inference_mode()
 def _ask(
     stream: Stream, table: Tensor, chosen: list[int], num_whole: int
 ) -> tuple[NextStep, Tensor]:
-    """Return the step that feeds the chosen lanes, and the drafts (B, L) that it replaces."""
+    """Return the step that feeds the chosen lanes, and the drafts (L,) that it replaces."""
     count = len(chosen)
-    lanes = table[:, torch.tensor(chosen)]
+    lanes = table[:, :, torch.tensor(chosen)]
     lane = Lanes.of(lanes)
     lane.steps.fill_(stream.num_steps)
-    end = int(lane.positions[-1]) + 1
+    end = int(lane.positions[:, -1].max()) + 1
     if stream.model.replays:
-        padding = lanes[:, :1].repeat(1, padded_width(count) - count)
+        padding = lanes[..., :1].repeat(1, 1, padded_width(count) - count)
         of_padding = Lanes.of(padding)
-        of_padding.slots.fill_(stream.scratch)
-        of_padding.outputs.fill_(stream.scratch)
-        lanes = torch.cat([lanes, padding], dim=1)
+        of_padding.slots.fill_(stream.batch.scratch)
+        of_padding.outputs.fill_(stream.batch.scratch)
+        lanes = torch.cat([lanes, padding], dim=2)
     lanes = lanes.to(stream.tokens.device)
-    lane = Lanes.of(lanes[:, :count])
-    stream.fed_at[lane.slots] = stream.num_steps
-    return NextStep(lanes, count, end, num_whole), stream.tokens[:, lane.outputs]
+    lane = Lanes.of(lanes[..., :count])
+    stream.feed_at(lane.slots[0], stream.num_steps)
+    return NextStep(lanes, count, end, num_whole), stream.tokens[0, lane.outputs[0]]
 
 
-@torch.inference_mode()
-def _confirm(
-    stream: Stream, step: NextStep, chosen: list[int], drafted: Tensor, verified: list[int]
-) -> list[list[bool]]:
-    """Return where draws differ from the drafts they replaced, (B, L)."""
-    outputs = Lanes.of(step.lanes[:, : step.num_fed]).outputs
-    drawn = stream.tokens[:, outputs]
-    if len(verified) > 1:  # what is final in a row stays, though other rows are behind
-        final = (torch.tensor(chosen) < torch.tensor(verified)[:, None]).to(drawn.device)
-        drawn = torch.where(final, drafted, drawn)
-        stream.tokens[:, outputs] = drawn
-    return (drawn != drafted).cpu().numpy().tolist()
+def _changed(stream: Stream, step: NextStep, drafted: Tensor) -> list[bool]:
+    """Return where draws differ from the drafts that they replaced, (L,)."""
+    outputs = Lanes.of(step.lanes).outputs[0, : step.num_fed]
+    return (stream.tokens[0, outputs] != drafted).tolist()
 
 
 def step_costs(stream: Stream) -> dict[int, float]:
-    """Return the seconds of steps by their lanes, measured once for a model and a batch size."""
-    measured = _costs.setdefault(stream.model, {})
-    if stream.batch_size not in measured:
-        measured[stream.batch_size] = time_steps(partial(_dry_step, stream))
-    return measured[stream.batch_size]
+    """Return the seconds of a stream's steps by their lanes, measured once for a model."""
+    if stream.model not in _costs:
+        _costs[stream.model] = time_steps(partial(_dry_step, stream))
+    return _costs[stream.model]
 
 
 def time_steps(seconds_of: Callable[[int], float]) -> dict[int, float]:
@@ -273,16 +256,15 @@ def best_num_lanes(costs: dict[int, float]) -> int:
 def _dry_step(stream: Stream, num_lanes: int) -> float:
     """Return the median seconds of steps that leave no trace; the first two compile and capture."""
     zero = torch.zeros(1, dtype=torch.int64)
-    here, scratch = zero + max(stream.num_used, 1) - 1, zero + stream.scratch
+    here, scratch = zero + max(stream.num_used, 1) - 1, zero + stream.batch.scratch
     lane = Lanes(here, scratch, stream.slots_at(here), scratch, zero, zero, zero, zero)
-    table, verified = torch.stack(lane), [0] * stream.batch_size
-    before, seconds = (stream.num_steps, stream.num_fed, stream.fed_at.clone()), list[float]()
+    table = torch.stack(lane)[:, None].repeat(1, stream.num_sequences, 1)
+    fed_at, seconds = stream.fed_at.clone(), list[float]()
     for _ in range(REPEATS + 2):
         started = time.perf_counter()
         step, drafted = _ask(stream, table, [0] * num_lanes, 0)
-        stream.feed(step)
-        _confirm(stream, step, [0] * num_lanes, drafted, verified)
+        stream.batch.run([(stream, step)])
+        _changed(stream, step, drafted)
         seconds.append(time.perf_counter() - started)
-    stream.num_steps, stream.num_fed, fed_at = before
     stream.fed_at.copy_(fed_at)
     return statistics.median(seconds[2:])

@@ -88,7 +88,9 @@ struct Decoder {
   using Attending = Attention<Cached>;
   const Model& m;
   const Step& s;
-  const int rows = s.batch * s.lanes, head = ceil_to(m.head_dim, BLOCK);
+  const Row* const fed;       // (rows,) the lanes that are no padding, sequence by sequence
+  const int* const starts;    // (sequences + 1) where each sequence begins among them
+  const int rows = starts[s.sequences], head = ceil_to(m.head_dim, BLOCK);
   const int hidden = ceil_to(m.hidden, BLOCK), inner = ceil_to(m.intermediate, BLOCK);
   const int group = m.heads / m.kv_heads;  // heads of queries for a head of the cache
   const int q_width = m.heads * m.head_dim, kv_width = m.kv_heads * m.head_dim;
@@ -98,9 +100,9 @@ struct Decoder {
   const int middle_stride = apart(std::max(inner * (m.gated ? 2 : 1), last));
   const int slots = ceil_to(s.num_slots, BLOCK), seen = ceil_to(s.visible_slots, BLOCK);
   const int parts = (seen + Attending::PART - 1) / Attending::PART;
-  float *x, *projected, *mixed, *middle, *turns;  // turns: cosines, sines of a lane
-  float* hidden_slots;  // (1 or 2, lanes, seen): of layers that see everything, of those that slide
-  Span* spans;          // (1 or 2, lanes, parts)
+  float *x, *projected, *mixed, *middle, *turns;  // turns: cosines, sines of a row
+  float* hidden_slots;  // (1 or 2, rows, seen): of layers that see everything, of those that slide
+  Span* spans;          // (1 or 2, rows, parts)
 
   Matrix<W> matrix(const void* blocks, int K, const float* bias, const float* scale) const {
     return {(const W*)blocks, K, bias, scale};
@@ -121,28 +123,29 @@ struct Decoder {
              blocks * (thread + 1) / threads, out, out_stride, add);
   }
 
-  // 0 where a lane sees a slot, else minus infinity (decoding/visibility.py).
-  void hide(int lane) const {
-    float* to = hidden_slots + (ptrdiff_t)lane * seen;
+  // 0 where a row sees a slot, else minus infinity (decoding/visibility.py).
+  void hide(int row) const {
+    const auto [lane, sequence] = fed[row];
+    float* to = hidden_slots + (ptrdiff_t)row * seen;
     std::fill(to + s.visible_slots, to + seen, -INFINITY);
-    const int64_t at = s.at[lane];
-    if (s.steps) {
-      const int64_t step = s.steps[lane];
-      for (int j = 0; j < s.visible_slots; j++) {
-        const bool sees = (s.held[j] == at) | ((s.held[j] < at) & (s.fed_at[j] <= step));
-        to[j] = sees ? 0 : -INFINITY;
-      }
-    } else {  // `steps` tells, for `visible` is null where there are no slots to see
+    const int64_t at = s.at[lane], *held = s.held + sequence * s.held_stride;
+    if (s.visible) {
       const uint8_t* visible = s.visible + (ptrdiff_t)lane * s.visible_slots;
       for (int j = 0; j < s.visible_slots; j++) to[j] = visible[j] ? 0 : -INFINITY;
+    } else {
+      const int64_t step = s.steps[lane], *fed_at = s.fed_at + sequence * s.held_stride;
+      for (int j = 0; j < s.visible_slots; j++) {
+        const bool sees = (held[j] == at) | ((held[j] < at) & (fed_at[j] <= step));
+        to[j] = sees ? 0 : -INFINITY;
+      }
     }
-    find_spans(lane, to);
+    find_spans(row, to);
     if (!m.sliding_window) return;
-    float* near = to + (ptrdiff_t)s.lanes * seen;
+    float* near = to + (ptrdiff_t)rows * seen;
     std::fill(near + s.visible_slots, near + seen, -INFINITY);
     for (int j = 0; j < s.visible_slots; j++)
-      near[j] = at - s.written[j] < m.sliding_window ? to[j] : -INFINITY;
-    find_spans(s.lanes + lane, near);
+      near[j] = at - held[j] < m.sliding_window ? to[j] : -INFINITY;
+    find_spans(rows + row, near);
   }
 
   void find_spans(int row, const float* hidden) const {
@@ -155,11 +158,11 @@ struct Decoder {
 
   void embed(int row) const {
     float* to = x + (ptrdiff_t)row * x_stride;
-    const Embedding* from = (const Embedding*)m.embeddings + s.tokens[row] * hidden;
+    const Embedding* from = (const Embedding*)m.embeddings + s.tokens[fed[row].lane] * hidden;
     for (int i = 0; i < hidden; i += WIDTH) store(to + i, load(from + i));
     if (m.positions)
       for (int i = 0; i < m.hidden; i++)
-        to[i] += m.positions[s.at[row % s.lanes] * m.hidden + i];
+        to[i] += m.positions[s.at[fed[row].lane] * m.hidden + i];
   }
 
   // Rotates one head's keys and the queries that share it, and writes keys and values to the cache.
@@ -167,9 +170,8 @@ struct Decoder {
     const LayerWeights& w = m.weights[layer];
     const int half = m.head_dim / 2;
     for (int row = 0; row < rows; row++) {
-      const int lane = row % s.lanes;
-      const int64_t slot = s.slots[lane];
-      const float* turn_by = turns + (ptrdiff_t)lane * m.head_dim;
+      const int64_t slot = s.slots[fed[row].lane];
+      const float* turn_by = turns + (ptrdiff_t)row * m.head_dim;
       float* q = projected + (ptrdiff_t)row * qkv_stride;
       float* key = q + q_width + kv * m.head_dim;
       const auto turn = [&](float* states, const float* weight, const float* bias, int of) {
@@ -181,7 +183,7 @@ struct Decoder {
       for (int h = kv * group; h < (kv + 1) * group; h++)
         turn(q + h * m.head_dim, w.q_norm, w.q_norm_bias, h);
       turn(key, w.k_norm, w.k_norm_bias, kv);
-      const Head of = cached(layer, (int64_t)(row / s.lanes) * m.kv_heads + kv);
+      const Head of = cached(layer, fed[row].sequence, kv);
       put_into(of.keys, key, of.keys.scale + slot, HIGHEST_KEY,
                [&](int d) { return of.keys.at(d, slot); });
       put_into(of.values, key + kv_width, of.value_scales + slot, HIGHEST_VALUE,
@@ -211,11 +213,12 @@ struct Decoder {
     Matrix<Cached> keys, values;
     const float* value_scales;
   };
-  Head cached(int layer, int64_t kv) const {
+  Head cached(int layer, int sequence, int of_head) const {
     const ptrdiff_t size = (ptrdiff_t)slots * head / PACKED<Cached>;
+    const int64_t kv = (int64_t)(s.first + sequence) * m.kv_heads + of_head;
     const Cached *keys = (const Cached*)s.keys[layer], *values = (const Cached*)s.values[layer];
     const auto scales = [&](const Cached* of) {
-      return WHOLE<Cached> ? (const float*)(of + size * s.batch * m.kv_heads) + kv * slots : nullptr;
+      return WHOLE<Cached> ? (const float*)(of + size * s.cached * m.kv_heads) + kv * slots : nullptr;
     };
     return {{keys + kv * size, head, nullptr, scales(keys)},
             {values + kv * size, seen, nullptr, nullptr, slots},
@@ -224,38 +227,40 @@ struct Decoder {
 
   // Attention of some queries to one head of the cache. Queries of all lanes and heads that share it
   // count as rows, heads of a lane in a row.
-  void attend(int b, int kv, int64_t first, int count, int layer, float* memory) const {
-    const Head of = cached(layer, (int64_t)b * m.kv_heads + kv);
-    Attending rows(memory, count, head, LOG2_E / std::sqrt((float)m.head_dim));
+  void attend(int sequence, int kv, int64_t first, int count, int layer, float* memory) const {
+    const Head of = cached(layer, sequence, kv);
+    Attending queries(memory, count, head, LOG2_E / std::sqrt((float)m.head_dim));
     for (int r = 0; r < count; r++)
-      std::memcpy(rows.query(r), projected + place(b, kv, first + r, qkv_stride),
+      std::memcpy(queries.query(r), projected + place(sequence, kv, first + r, qkv_stride),
                   m.head_dim * sizeof(float));
-    const int skip = m.weights[layer].slides ? s.lanes : 0;
-    const auto lane = [&](int r) { return (ptrdiff_t)(skip + (first + r) / group); };
-    rows.read(
+    const ptrdiff_t skip = starts[sequence] + (m.weights[layer].slides ? rows : 0);
+    const auto row = [&](int r) { return skip + (first + r) / group; };
+    queries.read(
         of.keys, of.values, of.value_scales, parts,
-        [&](int r) { return hidden_slots + lane(r) * seen; },
-        [&](int r) { return spans + lane(r) * parts; });
+        [&](int r) { return hidden_slots + row(r) * seen; },
+        [&](int r) { return spans + row(r) * parts; });
     for (int r = 0; r < count; r++)
-      rows.write(r, mixed + place(b, kv, first + r, mixed_stride), m.head_dim);
+      queries.write(r, mixed + place(sequence, kv, first + r, mixed_stride), m.head_dim);
   }
 
-  // Where row r of the queries of head kv begins, in an array with so many floats a lane.
-  ptrdiff_t place(int b, int kv, int64_t r, int stride) const {
-    return (ptrdiff_t)(b * s.lanes + r / group) * stride + (kv * group + r % group) * m.head_dim;
+  // Where query r of head kv of a sequence begins, in an array with so many floats a row.
+  ptrdiff_t place(int sequence, int kv, int64_t r, int stride) const {
+    return (starts[sequence] + r / group) * stride + (kv * group + r % group) * m.head_dim;
   }
 
-  // This thread's share of all attention: rows of a head stay together where they can, for they read
-  // the same.
+  // This thread's share of all attention: queries of a head stay together where they can, for they
+  // read the same.
   void attend_share(int thread, int threads, int layer, float* memory) const {
-    const int64_t count = (int64_t)s.lanes * group, all = (int64_t)s.batch * m.kv_heads * count;
+    const int64_t heads = (int64_t)group * m.kv_heads, all = rows * heads;
     const int64_t end = all * (thread + 1) / threads;
-    for (int64_t row = all * thread / threads, some; row < end; row += some) {
-      const int64_t kv = row / count, first = row % count, most = Attending::MOST;
-      const int64_t left = std::min(count - first, end - row), parts = (left + most - 1) / most;
+    for (int64_t query = all * thread / threads, some; query < end; query += some) {
+      const int sequence = fed[query / heads].sequence, begin = starts[sequence];
+      const int64_t count = (int64_t)(starts[sequence + 1] - begin) * group;
+      const int64_t own = query - begin * heads, first = own % count, most = Attending::MOST;
+      const int64_t left = std::min(count - first, end - query), parts = (left + most - 1) / most;
       some = (left + parts - 1) / parts;
       if (parts > 1) some = std::min<int64_t>(left, ceil_to(some, Attending::AT_ONCE));
-      attend(kv / m.kv_heads, kv % m.kv_heads, first, some, layer, memory);
+      attend(sequence, own / count, first, some, layer, memory);
     }
   }
 
@@ -289,6 +294,9 @@ struct Decoder {
     }
   }
 
+  // Whether the logits of a row are asked for: of the last `keep` lanes of a sequence, padding too.
+  bool is_kept(int row) const { return !s.keep || fed[row].lane % s.lanes >= s.lanes - s.keep; }
+
   // `failed` turns 2, and nothing is written, where a thread gets no memory.
   void run(int thread, int threads, Barrier& barrier, float* normed, float* memory,
            std::atomic<int>& failed) const {
@@ -300,9 +308,9 @@ struct Decoder {
              weight, bias, m.rms);
     };
     for (int row = thread; row < rows; row += threads) embed(row);
-    for (int lane = thread; lane < s.lanes; lane += threads) {
-      hide(lane);
-      if (m.frequencies) turn_of(&m, s.at[lane], turns + (ptrdiff_t)lane * m.head_dim);
+    for (int row = thread; row < rows; row += threads) {
+      hide(row);
+      if (m.frequencies) turn_of(&m, s.at[fed[row].lane], turns + (ptrdiff_t)row * m.head_dim);
     }
     barrier.wait(threads);
     if (failed) return;
@@ -341,12 +349,12 @@ struct Decoder {
       barrier.wait(threads);
       lap(LINEARS);
     }
-    const int vocab = ceil_to(m.vocab, BLOCK), kept = s.batch * s.keep;
-    for (int r = 0; r < kept; r++) {
-      const int row = r / s.keep * s.lanes + s.lanes - s.keep + r % s.keep;
-      norm(m, x + (ptrdiff_t)row * x_stride, normed + (ptrdiff_t)r * x_stride, m.hidden, m.norm,
-           m.norm_bias, m.rms);
-    }
+    const int vocab = ceil_to(m.vocab, BLOCK);
+    int kept = 0;
+    for (int row = 0; row < rows; row++)
+      if (is_kept(row))
+        norm(m, x + (ptrdiff_t)row * x_stride, normed + (ptrdiff_t)kept++ * x_stride, m.hidden,
+             m.norm, m.norm_bias, m.rms);
     const auto share = [&](const float* in, int stride, const Matrix<W>& w, int columns, float* out,
                            int out_stride) {
       const int64_t blocks = ceil_to(columns, BLOCK) / BLOCK;
@@ -375,22 +383,51 @@ constexpr int64_t MAX_POSITIONS = (int64_t)1 << 36;  // angles of later ones are
 bool in_range(const Model& m, const Step& s) {
   const auto inside = [](int64_t index, int64_t size) { return 0 <= index && index < size; };
   bool good = s.visible_slots <= s.num_slots;
-  for (int i = 0; i < s.batch * s.lanes; i++) good &= inside(s.tokens[i], m.num_embeddings);
-  for (int i = 0; i < s.lanes; i++)
-    good &= inside(s.at[i], m.frequencies ? MAX_POSITIONS : m.max_positions) &&
-            inside(s.slots[i], s.num_slots);
+  for (int64_t i = 0; i < (int64_t)s.sequences * s.lanes; i++)
+    good &= inside(s.tokens[i], m.num_embeddings) && inside(s.slots[i], s.num_slots) &&
+            inside(s.at[i], m.frequencies ? MAX_POSITIONS : m.max_positions);
   return good;
+}
+
+// Puts the logits of rows that are no padding in their places, zeros in those of padding.
+template <class W>
+void spread(const Decoder<W>& d) {
+  const Step& s = d.s;
+  const int64_t vocab = ceil_to(d.m.vocab, BLOCK), all = (int64_t)s.sequences * s.keep;
+  int row = d.rows - 1;
+  int64_t kept = 0;
+  for (int r = 0; r < d.rows; r++) kept += d.is_kept(r);
+  if (kept == all) return;
+  for (int64_t to = all - 1; to >= 0; to--) {
+    const int64_t lane = to / s.keep * s.lanes + s.lanes - s.keep + to % s.keep;
+    while (row >= 0 && d.fed[row].lane > lane) row--;
+    float* const place = s.logits + to * vocab;
+    if (row >= 0 && d.fed[row].lane == lane)
+      std::memmove(place, s.logits + --kept * vocab, vocab * sizeof(float));
+    else
+      std::fill(place, place + vocab, 0.0f);
+  }
 }
 
 template <class W>
 int decode(const Model& m, const Step& s) {
   if (!in_range(m, s)) return 1;
   static thread_local std::vector<float> memory;
-  Decoder<W> d{m, s};
+  static thread_local std::vector<Row> fed;
+  static thread_local std::vector<int> starts;
+  make_room(fed, (uint64_t)s.sequences * s.lanes + 1);
+  make_room(starts, (uint64_t)s.sequences + 1);
+  int count = starts[0] = 0;
+  for (int sequence = 0; sequence < s.sequences; sequence++) {
+    for (int i = sequence * s.lanes; i < (sequence + 1) * s.lanes; i++)
+      if (s.slots[i] != s.num_slots - 1) fed[count++] = {i, sequence};
+    starts[sequence + 1] = count;
+  }
+  Decoder<W> d{m, s, fed.data(), starts.data()};
   const uint64_t rows = d.rows, mixed = rows * d.mixed_stride;
-  const uint64_t seers = (uint64_t)s.lanes * (m.sliding_window ? 2 : 1);
+  const uint64_t seers = rows * (m.sliding_window ? 2 : 1);
   const uint64_t normed = rows * d.x_stride, mask = seers * d.seen, spans = seers * d.parts * 2;
-  const uint64_t turns = (uint64_t)s.lanes * m.head_dim;
+  const uint64_t turns = rows * m.head_dim;
   const uint64_t line = 64 / sizeof(float);  // of the cache: threads do not share one
   const uint64_t own = (normed + Decoder<W>::Attending::floats(d.head)) / line * line + line;
   const uint64_t all = s.threads * own + line;
@@ -408,14 +445,14 @@ int decode(const Model& m, const Step& s) {
   const uintptr_t end = (uintptr_t)(d.turns + turns);
   float* const owned = (float*)((end + 63) / 64 * 64);
   std::memset(d.mixed, 0, mixed * sizeof(float));  // padding has to be zero, or finite
-  if (m.sliding_window)
-    for (int lane = 0; lane < s.lanes; lane++) s.written[s.slots[lane]] = s.at[lane];
   std::atomic<int> failed{0};
-  team.run(s.threads, [&](int thread, int threads, Barrier& barrier) {
-    float* here = owned + thread * own;
-    std::memset(here, 0, normed * sizeof(float));
-    d.run(thread, threads, barrier, here, here + normed, failed);
-  });
+  if (count)
+    team.run(s.threads, [&](int thread, int threads, Barrier& barrier) {
+      float* here = owned + thread * own;
+      std::memset(here, 0, normed * sizeof(float));
+      d.run(thread, threads, barrier, here, here + normed, failed);
+    });
+  if (!failed && s.keep) spread(d);
   return failed;
 }
 

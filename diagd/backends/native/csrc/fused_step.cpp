@@ -11,44 +11,72 @@ int decode_bf16(const Model* m, const Step* s);
 int decode_int8(const Model* m, const Step* s);
 int draw(const Draw* draw);
 int size_of_space() { return sizeof(Space); }
+int size_of_drawing() { return sizeof(Drawing); }
 }
 
 namespace {
 
 enum { POSITIONS, SLOTS, INPUTS, OUTPUTS, STEPS, FRAMES, ROWS, COLUMNS };  // decoding/engine.py
 
-int take(int (*decode)(const Model*, const Step*), const Model& m, Step s, Draw d, const Space& space) {
-  const auto lane = [&](int field) { return space.lanes + field * space.stride; };
-  const auto inside = [&](int field, int64_t size) {
-    const int64_t* of = lane(field);
-    return std::all_of(of, of + s.lanes, [&](int64_t i) { return 0 <= i && i < size; });
-  };
-  if (!inside(INPUTS, space.slots) || !inside(OUTPUTS, space.slots)) return 1;
-  if (space.by_place && !(inside(ROWS, space.height) && inside(COLUMNS, space.width))) return 1;
-  static thread_local std::vector<int64_t> ids;
+int take(int (*decode)(const Model*, const Step*), const Model& m, Step s, const Space& space) {
+  static thread_local std::vector<int64_t> memory;
   static thread_local std::vector<float> logits;
-  const uint64_t rows = (uint64_t)s.batch * s.lanes;
-  d.stride = ceil_to(m.vocab, BLOCK);
-  make_room(ids, 2 * rows + 2 * s.lanes);
-  make_room(logits, rows * d.stride);
-  int64_t *fed = ids.data(), *drawn = fed + rows, *low = drawn + rows, *high = low + s.lanes;
-  for (int i = 0; i < s.lanes; i++) {
-    for (int b = 0; b < s.batch; b++)  // what was not drawn is no id
-      fed[b * s.lanes + i] = std::max<int64_t>(space.tokens[(int64_t)b * space.slots + lane(INPUTS)[i]], 0);
-    const int64_t place = lane(ROWS)[i] * space.width + lane(COLUMNS)[i];
-    low[i] = space.by_place ? space.by_place[2 * place] : space.low;
-    high[i] = space.by_place ? space.by_place[2 * place + 1] : space.high;
+  static thread_local std::vector<Draw> draws;
+  const uint64_t all = (uint64_t)s.sequences * s.lanes;
+  const int64_t stride = ceil_to(m.vocab, BLOCK), slots = s.num_slots, scratch = slots - 1;
+  make_room(memory, 12 * all);
+  make_room(logits, all * stride);
+  int64_t* next = memory.data();
+  const auto room = [&] { return (next += all) - all; };
+  int64_t *const tokens = room(), *const at = room(), *const into = room(), *const steps = room();
+  int count = 0;  // of lanes that are no padding, of which is told
+  int64_t *const outputs = room(), *const frames = room(), *const rows = room();
+  int64_t *const columns = room(), *const low = room(), *const high = room(), *const seeds = room();
+  int64_t* const drawn = room();
+  const auto inside = [](int64_t i, int64_t size) { return 0 <= i && i < size; };
+  const Drawing* drawing = space.drawings;
+  int end = drawing->sequences;  // of those that are drawn in this way
+  draws.clear();
+  for (int i = 0; i < s.sequences; i++) {
+    const int64_t sequence = s.first + i, first = sequence * slots;
+    const bool changes = sequence >= end;
+    while (sequence >= end) end += (++drawing)->sequences;
+    if (changes || draws.empty()) {
+      draws.push_back(drawing->rules);
+      draws.back().count = 0;
+    }
+    for (int j = 0; j < s.lanes; j++) {
+      const int64_t* lane = space.lanes + i * space.sequence_stride + j;
+      const auto field = [&](int of) { return lane[of * space.field_stride]; };
+      const int64_t input = field(INPUTS), output = field(OUTPUTS), k = (int64_t)i * s.lanes + j;
+      if (!inside(input, slots) || !inside(output, slots)) return 1;
+      at[k] = field(POSITIONS), into[k] = field(SLOTS), steps[k] = field(STEPS);
+      tokens[k] = std::max<int64_t>(space.tokens[first + input], 0);  // what was not drawn is no id
+      if (into[k] == scratch) continue;
+      const int64_t row = field(ROWS), column = field(COLUMNS), n = count++;
+      const int64_t* const bounds = drawing->by_place;
+      if (bounds && !(inside(row, drawing->height) && inside(column, drawing->width))) return 1;
+      const int64_t place = bounds ? 2 * (row * drawing->width + column) : 0;
+      low[n] = bounds ? bounds[place] : drawing->low;
+      high[n] = bounds ? bounds[place + 1] : drawing->high;
+      outputs[n] = first + output, seeds[n] = space.seeds[sequence];
+      frames[n] = field(FRAMES), rows[n] = row, columns[n] = column;
+      draws.back().count++;
+    }
   }
-  s.keep = d.lanes = s.lanes;
-  s.tokens = fed, s.at = lane(POSITIONS), s.slots = lane(SLOTS), s.steps = lane(STEPS);
-  d.frames = lane(FRAMES), d.rows = lane(ROWS), d.columns = lane(COLUMNS);
-  d.logits = s.logits = logits.data();
-  d.low = low, d.high = high, d.drawn = drawn, d.threads = s.threads;
+  s.keep = 0;
+  s.tokens = tokens, s.at = at, s.slots = into, s.steps = steps, s.logits = logits.data();
   if (const int failure = decode(&m, &s)) return failure;
-  if (const int failure = draw(&d)) return failure;
-  for (int b = 0; b < s.batch; b++)
-    for (int i = 0; i < s.lanes; i++)
-      space.tokens[(int64_t)b * space.slots + lane(OUTPUTS)[i]] = drawn[b * s.lanes + i];
+  int64_t from = 0;
+  for (Draw& d : draws) {
+    d.vocab = m.vocab, d.stride = stride, d.threads = s.threads, d.seconds = s.seconds;
+    d.logits = s.logits + from * stride, d.low = low + from, d.high = high + from;
+    d.seeds = seeds + from, d.frames = frames + from, d.rows = rows + from;
+    d.columns = columns + from, d.drawn = drawn + from;
+    if (const int failure = draw(&d)) return failure;
+    from += d.count;
+  }
+  for (int n = 0; n < count; n++) space.tokens[outputs[n]] = drawn[n];
   return 0;
 }
 
@@ -56,12 +84,12 @@ int take(int (*decode)(const Model*, const Step*), const Model& m, Step s, Draw 
 
 // Each returns 0, or without having written a token 1 where an index or a valid id is out of range, 2
 // where there is not enough memory.
-extern "C" int take_f32(const Model* m, const Step* s, const Draw* d, const Space* space) {
-  return guarded([&] { return take(decode_f32, *m, *s, *d, *space); });
+extern "C" int take_f32(const Model* m, const Step* s, const Space* space) {
+  return guarded([&] { return take(decode_f32, *m, *s, *space); });
 }
-extern "C" int take_bf16(const Model* m, const Step* s, const Draw* d, const Space* space) {
-  return guarded([&] { return take(decode_bf16, *m, *s, *d, *space); });
+extern "C" int take_bf16(const Model* m, const Step* s, const Space* space) {
+  return guarded([&] { return take(decode_bf16, *m, *s, *space); });
 }
-extern "C" int take_int8(const Model* m, const Step* s, const Draw* d, const Space* space) {
-  return guarded([&] { return take(decode_int8, *m, *s, *d, *space); });
+extern "C" int take_int8(const Model* m, const Step* s, const Space* space) {
+  return guarded([&] { return take(decode_int8, *m, *s, *space); });
 }

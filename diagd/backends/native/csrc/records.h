@@ -28,37 +28,49 @@ struct Model {
   const LayerWeights* weights;
 };
 struct Step {
-  int32_t batch, lanes, visible_slots, num_slots;
-  int32_t keep, threads;                                 // keep: logits of the last so many lanes
-  const int64_t *tokens, *at, *slots;                    // (B, L), (L,), (L,)
-  const uint8_t* visible;                                // (L, visible_slots), unless there are
-  const int64_t *steps, *held, *fed_at;                  // (L,), (visible_slots,) twice: the rule
+  int32_t sequences, lanes, visible_slots, num_slots;    // S', L and M; the last slot is scratch
+  int32_t first, cached;                                 // of the `cached` sequences of the cache
+  int32_t keep, threads;                                 // keep: logits of the last so many lanes;
+                                                         // 0: of all that are no padding, packed
+  int64_t held_stride;                                   // from one sequence's to the next
+  const int64_t *tokens, *at, *slots;                    // (S', L); at the scratch slot: padding
+  const uint8_t* visible;                                // (S', L, M), or null, and then the rule
+  const int64_t *steps, *held, *fed_at;                  // (S', L), (S', M) twice
   void *const *keys, *const *values;                     // a pair of buffers a layer, written to
-  int64_t* written;                                      // (num_slots,): the position at each slot
-  float* logits;                                         // (B, keep, vocab rounded up to blocks)
+  float* logits;                                         // (S', keep, vocab rounded up to blocks)
   double* seconds;                                       // by `Part`, added to; null: untimed
 };
 struct Draw {
-  int32_t batch, lanes, vocab;
-  int32_t stride, threads;                  // stride: floats from one lane's logits to the next
+  int32_t count, vocab;
+  int32_t stride, threads;                  // stride: floats from one place's logits to the next
   int32_t top_k, exclusive_top_p;           // 0 keeps all; the id that crosses top_p goes, too
   float temperature, top_p;                 // 0 is greedy; 1 keeps all
-  const float* logits;                      // (B, L, stride)
-  const int64_t *low, *high;                // (L,) valid ids of each lane
-  const int64_t *seeds;                     // (B,)
-  const int64_t *frames, *rows, *columns;   // (L,)
-  int64_t* drawn;                           // (B, L); UNDRAWN where there is no best
+  const float* logits;                      // (count, stride)
+  const int64_t *low, *high;                // (count,) valid ids of each place
+  const int64_t *seeds;                     // (count,)
+  const int64_t *frames, *rows, *columns;   // (count,)
+  int64_t* drawn;                           // (count,); UNDRAWN where there is no best
   double* seconds;                          // by `Part`, added to; null: untimed
 };
-struct Space {                              // what a whole step reads and writes beside the cache
-  int32_t slots, height, width;             // scratch included; of a frame
+struct Drawing {                            // how neighbouring sequences are drawn
+  Draw rules;                               // of which places are told in a step
+  int32_t sequences, height, width;         // so many; of a frame
   int64_t low, high;                        // valid ids, unless there are
   const int64_t* by_place;                  // (height, width, 2), or null
-  int64_t* tokens;                          // (B, slots)
-  const int64_t* lanes;                     // (8, L), `stride` from one field to the next
-  int64_t stride;
+};
+struct Space {                              // what a whole step reads and writes beside the cache
+  int64_t* tokens;                          // (cached sequences, slots)
+  const int64_t* seeds;                     // (cached sequences,)
+  const int64_t* lanes;                     // (8, S', L)
+  int64_t field_stride, sequence_stride;    // from one field, and sequence, to the next
+  const Drawing* drawings;                  // of all sequences, in order
 };
 }
+
+// A lane that is no padding: where it stands among (S', L), and its sequence.
+struct Row {
+  int lane, sequence;
+};
 
 enum Part { LINEARS, ATTENTION, REST, DRAWING };  // norms and activations count as linears
 

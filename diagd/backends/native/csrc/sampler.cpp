@@ -1,4 +1,4 @@
-// Draws one token a lane; the rules and their order are those of diagd/decoding/sampling.py.
+// Draws one token a place; the rules and their order are those of diagd/decoding/sampling.py.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -139,28 +139,27 @@ int64_t sample(const Draw& d, const float* logits, int low, int high, uint32_t k
 }
 
 int draw_all(const Draw& d) {
-  for (int lane = 0; lane < d.lanes; lane++)
-    if (d.low[lane] < 0 || d.low[lane] >= d.high[lane] || d.high[lane] > d.vocab) return 1;
+  for (int i = 0; i < d.count; i++)
+    if (d.low[i] < 0 || d.low[i] >= d.high[i] || d.high[i] > d.vocab) return 1;
   Lap lap(d.seconds);
-  const int64_t count = (int64_t)d.batch * d.lanes;
   std::atomic<int64_t> next{0};
   std::atomic<int> failed{0};
   const auto draw_some = [&] {
     std::vector<Candidate> kept;
     std::vector<float> scores;
-    for (int64_t i; (i = next++) < count;) {
-      const int lane = i % d.lanes, low = d.low[lane], high = d.high[lane];
+    for (int64_t i; (i = next++) < d.count;) {
+      const int low = d.low[i], high = d.high[i];
       const float* logits = d.logits + i * d.stride;
-      const uint64_t seed = d.seeds[i / d.lanes];
+      const uint64_t seed = d.seeds[i];
       uint32_t key = mix((uint32_t)seed ^ mix((uint32_t)(seed >> 32) ^ 0x9E3779B9u));
-      for (const int64_t place : {d.frames[lane], d.rows[lane], d.columns[lane]})
+      for (const int64_t place : {d.frames[i], d.rows[i], d.columns[i]})
         key = mix(key ^ mix((uint32_t)place + 0x85EBCA6Bu));
       d.drawn[i] = d.temperature == 0 ? greedy(logits, low, high)
                                       : sample(d, logits, low, high, key, kept, scores);
     }
     return 0;
   };
-  team.run(count == 1 ? 1 : d.threads, [&](int, int, Barrier&) {
+  team.run(d.count == 1 ? 1 : d.threads, [&](int, int, Barrier&) {
     if (guarded(draw_some)) failed = 2;
   });
   lap(DRAWING);
@@ -169,7 +168,7 @@ int draw_all(const Draw& d) {
 
 }  // namespace
 
-// Returns 0, or 1 without having done anything where the valid ids of a lane are none of the logits',
+// Returns 0, or 1 without having done anything where the valid ids of a place are none of the logits',
 // 2 where there is not enough memory.
 extern "C" int draw(const Draw* d) {
   return guarded([&] { return draw_all(*d); });
