@@ -85,8 +85,9 @@ def _steered(logits: Tensor, scales: tuple[float, ...]) -> Tensor:
     """Return the logits that guided streams draw from (see `Drawing`)."""
     if not scales:
         return logits
-    *others, steered = each = logits.float().unflatten(0, (-1, 1 + len(scales))).unbind(1)
-    for scale, more, less in zip(reversed(scales), others[::-1], each[:0:-1], strict=True):
+    each = [logits[prompt :: 1 + len(scales)].float() for prompt in range(1 + len(scales))]
+    steered = each[-1]
+    for scale, more, less in reversed(list(zip(scales, each, each[1:], strict=False))):
         steered = steered + scale * (more - less)
     return steered
 

@@ -4,7 +4,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import singledispatch
+from functools import partial, singledispatch
 from inspect import GEN_CLOSED, getgeneratorstate
 
 import torch
@@ -47,7 +47,8 @@ class DecodingEngine:
         num_action_tokens: conditioning tokens of each generated frame, 0 or more.
         num_seam_tokens: of them, those between the halves of its rows (see `SequenceLayout`).
         batch_size: videos decoded side by side.
-        max_slots: longest sequence to hold, in tokens, at most the model's context (the default).
+        max_slots: longest sequence to hold, in tokens, at most the model's context (the default);
+            one, or one for each batch row.
         keep_frames: frames that are read again when the context is full; by default none where
             only the distance between positions matters to the model, else half of what it holds.
 
@@ -65,7 +66,7 @@ class DecodingEngine:
         num_action_tokens: int = 0,
         num_seam_tokens: int = 0,
         batch_size: int = 1,
-        max_slots: int | None = None,
+        max_slots: int | Sequence[int] | None = None,
         keep_frames: int | None = None,
         sampling: SamplingOptions | None = None,
         seed: int | list[int] = 0,
@@ -78,13 +79,14 @@ class DecodingEngine:
         grid = TokenGrid(1, height, width)
         frame = SequenceLayout(grid, num_action_tokens, num_seam_tokens=num_seam_tokens)
         longest = model.max_positions
-        max_slots = longest if max_slots is None else min(whole(max_slots, "max_slots"), longest)
-        rows, slots = batch_size * (1 + len(scales)), max_slots + num_action_tokens + 1
+        of_rows = max_slots if isinstance(max_slots, Sequence) else [max_slots] * batch_size
+        holds = [longest if n is None else min(whole(n, "max_slots"), longest) for n in of_rows]
+        rows, slots = batch_size * (1 + len(scales)), max(holds) + num_action_tokens + 1
         if scales and context is not None and len(context) > 1:
             context = context.repeat_interleave(1 + len(scales), 0)
         self.batch = Batch(model, rows, slots, context, rule)
-        given = {"scales": scales, "max_slots": max_slots, "keep_frames": keep_frames}
-        self.streams = [self.batch.admit(frame, sampling, seed, **given) for seed in seeds]
+        admit = partial(self.batch.admit, frame, sampling, scales=scales, keep_frames=keep_frames)
+        self.streams = [admit(n, max_slots=held) for n, held in zip(seeds, holds, strict=True)]
         # weak, for it holds the streams: in a circle, dropped ones would keep the cache for a while
         self._under_way: weakref.ref[Generator[Tensor, None, None]] | None = None
 
@@ -106,13 +108,16 @@ class DecodingEngine:
         for stream in self.streams:
             stream.set_sampling(sampling)
 
-    def prefill(self, prompt: Tensor | Sequence[Tensor], context_frames: int = 1) -> None:
+    def prefill(
+        self, prompt: Tensor | Sequence[Tensor], context_frames: int | Sequence[int] = 1
+    ) -> None:
         """Start the streams from prompts, forgetting what was there and closing what is under way.
 
         Args:
             prompt: (B, P) int64, or B prompts (P,) of any lengths, each ending with the last token
                 of its last context frame; P may be 0 where actions stand before the first frame.
-            context_frames: whole frames at its end, with the actions between them.
+            context_frames: whole frames at its end, with the actions between them; one number, or
+                one for each prompt.
         """
         model, batch_size, prompts = self.batch.model, len(self.streams), list(prompt)
         if len(prompts) != batch_size or any(
@@ -125,28 +130,31 @@ class DecodingEngine:
                 f"prompt must be int64 of shape (batch={batch_size}, P), or as many of (P,), "
                 f"got {shown}"
             )
-        layouts = [self.stream.layout(1, context_frames, len(one) > 0) for one in prompts]
-        for one, layout in zip(prompts, layouts, strict=True):
+        is_number = not isinstance(context_frames, Sequence)
+        counts = [context_frames] * batch_size if is_number else list(context_frames)
+        if len(counts) != batch_size:
+            raise ValueError(f"context_frames: expected {batch_size} numbers, got {len(counts)}")
+        for stream, one, count in zip(self.streams, prompts, counts, strict=True):
+            layout = stream.layout(1, count, len(one) > 0)
             if len(one) < layout.context_slots:
                 raise ValueError(
-                    f"context_frames={context_frames} take {layout.context_slots} tokens, "
+                    f"context_frames={count} take {layout.context_slots} tokens, "
                     f"got a prompt of {len(one)}"
                 )
             check_ids(one, model.num_embeddings, "prompt")
-            model.check_prompt(one[None], context_frames)
+            model.check_prompt(one[None], count)
         each = [model.prompts_of(one, row, batch_size) for row, one in enumerate(prompts)]
-        for of_stream in each:
-            length, longest = max(map(len, of_stream)), self.stream.max_slots
-            if length + self.stream.frame.num_slots > longest:
+        for stream, of_stream in zip(self.streams, each, strict=True):
+            taken = max(map(len, of_stream)) + stream.frame.num_slots
+            if taken > stream.max_slots:
                 raise ValueError(
-                    f"prompt and one frame take {length + self.stream.frame.num_slots} slots, "
-                    f"the context holds {longest}"
+                    f"prompt and one frame take {taken} slots, the context holds {stream.max_slots}"
                 )
         self._close()
         self.batch.buffers.capture_seconds, self.batch.num_steps = 0.0, 0
         device = self.batch.buffers.tokens.device
-        for stream, of_stream in zip(self.streams, each, strict=True):
-            stream.prefill([one.to(device) for one in of_stream], context_frames)
+        for stream, of_stream, count in zip(self.streams, each, counts, strict=True):
+            stream.prefill([one.to(device) for one in of_stream], count)
         while any(stream.num_unread for stream in self.streams):
             self.batch.step()
 
@@ -311,13 +319,13 @@ def generate_tokens(
     prompt: Tensor | Sequence[Tensor],
     schedule: DiagonalSchedule | Strategy | str,
     actions: Tensor | None = None,
-    context_frames: int = 1,
+    context_frames: int | Sequence[int] = 1,
     grid: TokenGrid | None = None,
     sampling: SamplingOptions | None = None,
     seed: int | list[int] = 0,
     *,
     context: Tensor | None = None,
-    max_slots: int | None = None,
+    max_slots: int | Sequence[int] | None = None,
     keep_frames: int | None = None,
     rule: Rule = raster_rule,
     num_seam_tokens: int = 0,
@@ -333,8 +341,8 @@ def generate_tokens(
             (`k=1`, `exact`; see `diagd.decoding.strategies`) or as a value.
         actions: (B, T, n) int64, the n conditioning tokens that stand before each frame; None
             where there are none.
-        context_frames: frames at the prompt's end, 0 or more: stand-ins are taken from them, and
-            they are the ones that leave when the context is full.
+        context_frames: frames at the prompt's end, 0 or more, in all or in each: stand-ins are
+            taken from them, and they are the ones that leave when the context is full.
         grid: the frames to generate, where `schedule` is a strategy.
         sampling: how tokens are drawn (see `SamplingOptions`); greedy by default.
         seed: 64 bits: one number (batch row b uses seed + b) or one for each row.
@@ -359,9 +367,10 @@ def generate_tokens(
     if grid is None:
         raise ValueError(f"strategy {strategy} needs grid, the frames to generate")
     num_actions = actions.shape[-1] if actions is not None and actions.ndim else 0
+    coming = grid.num_frames * (num_actions + grid.tokens_per_frame)
     each = [model.prompts_of(one, row, len(prompt)) for row, one in enumerate(prompt)]
-    longest = max((len(one) for of_row in each for one in of_row), default=0)
-    num_slots = longest + grid.num_frames * (num_actions + grid.tokens_per_frame)
+    needed = [coming + max(map(len, of_row)) for of_row in each]
+    limits = max_slots if isinstance(max_slots, Sequence) else [max_slots] * len(needed)
     engine = DecodingEngine(
         model,
         grid.height,
@@ -369,7 +378,10 @@ def generate_tokens(
         num_action_tokens=num_actions,
         num_seam_tokens=num_seam_tokens,
         batch_size=len(prompt),
-        max_slots=num_slots if max_slots is None else min(num_slots, whole(max_slots, "max_slots")),
+        max_slots=[
+            most if limit is None else min(most, whole(limit, "max_slots"))
+            for most, limit in zip(needed, limits, strict=True)
+        ],
         keep_frames=keep_frames,
         sampling=sampling,
         seed=seed,

@@ -176,8 +176,8 @@ def write_rows(buffer: Tensor, rows: Tensor, states: Tensor) -> None:
 
 # (queries, keys, values) -> (B, heads, L, D), as `attend` does under some mask
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-# (queries, keys, values, cosines, sines, slots, key buffer, value buffer, first) -> rotated queries:
-# and keys and values are written to the slots, in one launch
+# (queries, keys, values, cosines, sines, slots, key buffer, value buffer, first) -> rotated
+# queries; and keys and values are written to the slots, in one launch
 Store = Callable[..., Tensor]
 
 

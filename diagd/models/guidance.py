@@ -17,52 +17,62 @@ class GuidedModel(ModelWrapper[CausalModel]):
     """A model steered away from what it would write after unconditional prompts.
 
     Classifier-free guidance: logits = unconditional + scale * (conditional - unconditional). Each
-    prompt is a sequence of its own (`diagd.decoding.engine.Stream`), into which every token drawn is
-    written. A prompt of a picture and a text makes three: with both, with the picture, with neither.
+    prompt is a sequence of its own (see `Stream`), into which every token drawn is written. A
+    picture and a text make three: with both, with the picture, with neither.
 
     Args:
-        unconditional: (1, U) or (B, U) int64, an empty or a negative prompt with the model's own
-            image start; it replaces the first `prompt_length` (at least 1) tokens of the engine's
-            prompt. Of several, each is steered away from by the one before it.
+        unconditional: (1, U) or (B, U) int64, or B of (U,), an empty or a negative prompt with the
+            model's own image start; it replaces the first `prompt_length` (at least 1) tokens of
+            the engine's prompt. Of a list of several, each is steered away from by the one before.
+        prompt_length: one for each row where they differ.
         scale: 1 is the model as it is; one for each unconditional prompt.
     """
 
     def __init__(
         self,
         model: CausalModel,
-        unconditional: Tensor | Sequence[Tensor],
-        prompt_length: int,
+        unconditional: Tensor | Sequence[Tensor] | Sequence[Sequence[Tensor]],
+        prompt_length: int | Sequence[int],
         scale: float | Sequence[float],
     ) -> None:
-        others = [unconditional] if isinstance(unconditional, Tensor) else list(unconditional)
+        is_one = isinstance(unconditional, Tensor)
+        others: list[Any] = [unconditional] if is_one else list(unconditional)
+        if others and isinstance(others[0], Tensor) and others[0].ndim == 1:
+            others = [others]
+        lengths = [prompt_length] if isinstance(prompt_length, int) else list(prompt_length)
         scales = tuple(scale) if isinstance(scale, Sequence) else (scale,)
         if (given := len(scales)) != len(others):
             raise ValueError(f"expected a scale for each of {len(others)} prompts, got {given}")
         for one in others:
-            if one.ndim != 2 or not one.numel():
+            is_flat = isinstance(one, Tensor) and one.ndim != 2
+            if is_flat or not len(one) or not all(row.numel() for row in one):
+                shape = tuple(one.shape) if isinstance(one, Tensor) else "an empty one"
                 expected = "of shape (1 or batch, at least 1)"
-                raise ValueError(f"unconditional must be {expected}, got {tuple(one.shape)}")
-            check_ids(one, model.num_embeddings, "unconditional")
-        if prompt_length < 1:
-            raise ValueError(f"prompt_length must be at least 1, got {prompt_length}")
-        lengths = [one.shape[1] for one in others]
-        if model.shape.on_grid and set(lengths) != {prompt_length}:
-            raise ValueError(
-                "both prompts must be of one length for a model with positions on a grid, "
-                f"got prompts of {prompt_length} and {max(lengths, key=prompt_length.__ne__)}"
-            )
+                raise ValueError(f"unconditional must be {expected}, got {shape}")
+            for row in one:
+                check_ids(row, model.num_embeddings, "unconditional")
+        if min(lengths) < 1:
+            raise ValueError(f"prompt_length must be at least 1, got {min(lengths)}")
+        for row, length in enumerate(lengths):
+            given = [len(one[min(row, len(one) - 1)]) for one in others]
+            if model.shape.on_grid and set(given) != {length}:
+                raise ValueError(
+                    "both prompts must be of one length for a model with positions on a grid, "
+                    f"got prompts of {length} and {max(given, key=length.__ne__)}"
+                )
         for one in scales:
             if not 0 <= one < math.inf:
                 raise ValueError(f"scale must be a finite number of at least 0, got {one}")
         super().__init__(model)
-        self.others, self.prompt_length, self._scales = others, prompt_length, scales
+        self.others, self.prompt_lengths, self._scales = others, lengths, scales
 
     @property
     def scales(self) -> tuple[float, ...]:
         return self._scales
 
     def prompts_of(self, prompt: Tensor, row: int, batch_size: int) -> list[Tensor]:
-        rest, prompts = prompt[self.prompt_length :], [prompt]
+        length = self.prompt_lengths[min(row, len(self.prompt_lengths) - 1)]
+        rest, prompts = prompt[length:], [prompt]
         for other in self.others:
             if len(other) not in (1, batch_size):
                 expected = f"1 or {batch_size} unconditional prompts"

@@ -101,7 +101,7 @@ class Rotary(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + D / 2) of x (B, heads, L, D) by angles (L, D / 2), or of each row."""
+    """Rotate the pairs (i, i + D / 2) of x (B, heads, L, D) by angles ([B,] L, D / 2)."""
     first, second = x.chunk(2, dim=-1)
     cos, sin = (of if of.ndim == 2 else of[:, None] for of in (cos.to(x.dtype), sin.to(x.dtype)))
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

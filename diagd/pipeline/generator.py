@@ -207,7 +207,7 @@ class VideoGenerator:
         context_actions: Any = None,
         sampling: SamplingOptions | None = None,
         seed: int = 0,
-        text: str | Tensor | None = None,
+        text: str | list[str] | Tensor | None = None,
         guidance: float | None = None,
         on_frame: Callable[[int], object] | None = None,
     ) -> GeneratedVideo | list[GeneratedVideo]:
@@ -220,8 +220,8 @@ class VideoGenerator:
             frames: the context: a path, of whose frames the last ones are seen; or pictures, all of
                 which are seen, fitted to `frame_size_px`: (m, H_px, W_px, 3) or (H_px, W_px, 3)
                 uint8 RGB, an array, a tensor, a picture of PIL or a list of pictures; or what
-                `read_prompt` returned. A list of clips, whose contexts are of one length, is a
-                batch. None for a model of images; `[None] * 4` makes four of them at once.
+                `read_prompt` returned. A list of clips is a batch, whatever their lengths. None for
+                a model of images; `[None] * 4` makes four of them at once.
             actions: one for each generated frame, that leads to it: a string such as
                 `forward*8,left*4`, whose last action goes on if there are too few, or names, or
                 (T,) integers, their places in `vocabulary.names`. For a batch a list of these.
@@ -231,8 +231,9 @@ class VideoGenerator:
                 by default those in the jsonl file beside a path, or else the idle action.
             sampling: how tokens are drawn, the model's own way by default; always visual ids only.
             seed: of the draws, 64 bits; row b of a batch uses seed + b.
-            text: what an image shows, for models that make images from texts. For video models
-                that read a text, (1, M, size) states of a text encoder; (B, M, size) for a batch.
+            text: what an image shows, for models that make images from texts; a list has one for
+                each of a batch. For video models that read a text, (1, M, size) states of a text
+                encoder; (B, M, size) for a batch.
             guidance: how closely images keep to their class or text, 1 being the model as it is;
                 by default what its makers use.
             on_frame: called with how many frames have been decoded, whenever there are more.
@@ -252,18 +253,19 @@ class VideoGenerator:
         num_grids = self.num_grids(num_frames)
         ids = [self.action_ids(coming, num_grids, "generated frame") for _, coming, _ in rows]
         prompts, tokens, contexts = self._read_rows(rows)
-        if (said := self.read_text(text, torch.cat(contexts))) is not None:
+        if said := self._read_texts(text, contexts):
             contexts = [picture[:0] for picture in contexts]
-            tokens = said.prompt.expand(len(rows), -1)
-        num_context = len(contexts[0])
+            tokens = [one.prompt[0] for one in said]
+        num_context = [len(grids) for grids in contexts]
         # grids of several frames are painted behind the first one, which may not leave the context
         needs_first, held = self.tokenizer.temporal_compression > 1, self.config.frames_held
-        if needs_first and num_context + num_grids > held:
-            raise ValueError(
-                f"{len(prompts[0].frames)} frames and {num_frames} to come are "
-                f"{num_context + num_grids} grids, the model holds {held}"
-            )
-        max_slots, keep_frames = self.window(num_context)
+        for prompt, count in zip(prompts, num_context, strict=True):
+            if needs_first and count + num_grids > held:
+                raise ValueError(
+                    f"{len(prompt.frames)} frames and {num_frames} to come are "
+                    f"{count + num_grids} grids, the model holds {held}"
+                )
+        max_slots, keep_frames = self._windows(num_context)
         model = self.guided(guidance, said)
         read = [isinstance(clip, Prompt) for clip, *_ in rows]  # by one who has their notes
         self._warn_of_foreign(one for one, known in zip(prompts, read, strict=True) if not known)
@@ -316,6 +318,26 @@ class VideoGenerator:
             prompt=ids.prompt.to(device), unconditional=ids.unconditional.to(device)
         )
 
+    def _read_texts(
+        self, text: str | list[str] | Tensor | None, pictures: Sequence[Tensor]
+    ) -> list[TextIds]:
+        """Return what each row of a batch is told behind its picture, [] by a model of no texts."""
+        texts = text if isinstance(text, list) else [text] * len(pictures)
+        if len(texts) != len(pictures):
+            raise ValueError(f"text must be one, or {len(pictures)} of a batch, got {len(texts)}")
+        read, told = dict[Any, TextIds | None](), list[TextIds]()
+        for one, picture in zip(texts, pictures, strict=True):
+            key = one if isinstance(one, str) and not len(picture) else len(read)
+            if key not in read:  # once, for it may take a model of its own
+                read[key] = self.read_text(one, picture)
+            if (ids := read[key]) is not None:
+                told.append(ids)
+        if told and told[0].vectors is not None and len(read) > 1:
+            raise ValueError(
+                "this model reads texts as vectors, one at a time: give all images one"
+            )
+        return told
+
     def _warn_of_foreign(self, prompts: Iterable[Prompt]) -> None:
         """Warn of the first prompt, if any, that looks like nothing that the world has learned."""
         source = self.source
@@ -340,15 +362,11 @@ class VideoGenerator:
 
     def _read_rows(
         self, rows: Sequence[tuple[Any, Any, Any]]
-    ) -> tuple[list[Prompt], Tensor, list[Tensor]]:
-        """Return each row's prompt, the tokens of all (B, P), and the grids of each context."""
+    ) -> tuple[list[Prompt], list[Tensor], list[Tensor]]:
+        """Return each row's prompt, its tokens (P,), and the grids of its context."""
         prompts = self._read_prompts(rows)
-        lengths = dict.fromkeys(len(prompt.frames) for prompt in prompts)
-        if len(lengths) > 1:
-            given = " and ".join(map(str, lengths))
-            raise ValueError(f"clips of a batch must have as many context frames, got {given}")
         read = [self.prompt(prompt.frames, prompt.context_actions) for prompt in prompts]
-        return prompts, torch.cat([tokens for tokens, _ in read]), [grids for _, grids in read]
+        return prompts, [tokens[0] for tokens, _ in read], [grids for _, grids in read]
 
     def stream(
         self,
@@ -397,7 +415,8 @@ class VideoGenerator:
         if self.text is not None:
             raise ValueError("this model makes images from texts, not a stream: call generate")
         prompts, tokens, contexts = self._read_rows(rows_of(frames, None, context_actions))
-        max_slots, keep_frames = self.window(len(contexts[0]))
+        num_context = [len(grids) for grids in contexts]
+        max_slots, keep_frames = self._windows(num_context)
         engine = DecodingEngine(
             self.guided(None),
             self.height,
@@ -410,8 +429,12 @@ class VideoGenerator:
             max_slots=max_slots,
             keep_frames=keep_frames,
         )
-        engine.prefill(tokens, len(contexts[0]))
+        engine.prefill(tokens, num_context)
         return engine
+
+    def _windows(self, context_frames: list[int]) -> tuple[list[int], int | None]:
+        windows = [self.window(count) for count in context_frames]
+        return [max_slots for max_slots, _ in windows], windows[0][1]
 
     def window(self, context_frames: int) -> tuple[int, int | None]:
         """Return the tokens that the model sees at most, and `keep_frames` of `DecodingEngine`.
@@ -426,22 +449,24 @@ class VideoGenerator:
         max_slots = min(config.max_positions, config.prefix_length + taken)
         return max_slots, keep_frames and min(keep_frames, num_frames - 1)
 
-    def guided(self, scale: float | None, said: TextIds | None = None) -> CausalModel:
+    def guided(self, scale: float | None, said: Sequence[TextIds] = ()) -> CausalModel:
         """Return the model, steered by a `scale` away from images of nothing, from what is `said`.
 
-        A scale of None is the makers' own, 1 none.
+        That is one for each row of a batch. A scale of None is the makers' own, 1 none.
         """
         scale = self.defaults.guidance if scale is None else scale
         model = self.model
-        if said is not None and said.vectors is not None:
-            model = VectorPrompt(model, said.prompt[0], said.vectors, self.config.prefix_length)
+        if said and (vectors := said[0].vectors) is not None:
+            model = VectorPrompt(model, said[0].prompt[0], vectors, self.config.prefix_length)
         if scale == 1:
             return model
-        if said is not None:
-            others, scales = [said.unconditional], [scale]
-            if said.picture is not None:
-                others, scales = [said.picture, *others], [scale, said.picture_scale]
-            return GuidedModel(model, others, said.prompt.shape[1], scales)
+        if said:
+            others, scales = [[one.unconditional[0] for one in said]], [scale]
+            pictures = [one.picture[0] for one in said if one.picture is not None]
+            if pictures:
+                others, scales = [pictures, *others], [scale, said[0].picture_scale]
+            lengths = [one.prompt.shape[1] for one in said]
+            return GuidedModel(model, others, lengths, scales)
         if self.defaults.context_frames or self.vocabulary is None:
             raise ValueError(f"this model takes no guidance, got {scale}")
         return GuidedModel(self.model, self._idle_ids()[0], 1, scale)

@@ -18,11 +18,10 @@ from diagd.backends.native.boundary import (
     FLOAT,
     INT,
     POINTER,
-    DrawRecord,
+    DrawingRecord,
     LayerRecord,
     ModelRecord,
     Record,
-    SpaceRecord,
     fields,
 )
 from diagd.backends.native.weights import MAX_DUOS, MAX_WEIGHT, NativeWeights
@@ -31,7 +30,7 @@ from diagd.decoding.schedule import Order, SequenceLayout, make_plan
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.vq import VQTokenizer
 
-MAGIC, VERSION = 0x64676961, 3
+MAGIC, VERSION = 0x64676961, 4
 BLOCK = 16  # columns of a block of weights, where a register has 16 bytes
 ALIGNED = 64  # bytes
 
@@ -45,12 +44,14 @@ def _record(*groups: tuple[Any, str]) -> type[ctypes.Structure]:
 
 
 def _narrow(record: type[Record]) -> type[ctypes.Structure]:
+    def of(kind: Any) -> Any:
+        return Offset if kind is POINTER else _narrow(kind) if issubclass(kind, Record) else kind
+
     pairs: Any = record._fields_
-    return _record(*((Offset if kind is POINTER else kind, name) for name, kind in pairs))
+    return _record(*((of(kind), name) for name, kind in pairs))
 
 
-Layer, Model = _narrow(LayerRecord), _narrow(ModelRecord)
-Draw, Space = _narrow(DrawRecord), _narrow(SpaceRecord)
+Layer, Model, Drawing = _narrow(LayerRecord), _narrow(ModelRecord), _narrow(DrawingRecord)
 # those of csrc/wasm
 Prompt = _record((INT, "length frames"), (Offset, "tokens"))
 Plan = _record((INT, "steps lanes"), (Offset, "packed starts ends fed_at"))
@@ -59,8 +60,7 @@ World = _record(
     (ctypes.c_uint32, "magic version size checksum"),
     (INT, "prompts actions strategies action_tokens height width max_slots"),
     (INT, "top_k exclusive_top_p ops patch rounds_down"),
-    (Draw, "rules"),
-    (Space, "space"),
+    (Drawing, "drawing"),
     (Model, "model"),
     (Offset, "prompt action plan codebook"),
     (INT, "codes channels"),
@@ -140,7 +140,8 @@ def pack_world(model: Transformer, tokenizer: VQTokenizer, play: Play) -> bytes:
         ops=len(ops),
         patch=tokenizer.patch_size,
         rounds_down=tokenizer.pixel_rounding == "down",
-        space=Space(
+        drawing=Drawing(
+            sequences=1,
             height=config.grid_height,
             width=config.grid_width,
             low=play.ranges.low,

@@ -100,8 +100,9 @@ def _check_attention(kernels: Kernels, config: ModelConfig, like: Tensor) -> Non
         queries = queries.to(like).transpose(1, 2)
         positions = torch.randint(0, num_slots - 9, (2, lanes), generator=generator)
         steps = torch.randint(0, 9, (2, lanes), generator=generator)
-        rule = (one.to(like.device) for one in (positions, steps, held.clamp(min=-1), fed_at))
-        seen = Seen(*rule, window=num_slots // lanes)  # of all, of many and of few
+        rule = [one.to(like.device) for one in (positions, steps, held.clamp(min=-1), fed_at)]
+        # of all, of many and of few
+        seen = Seen(rule[0], rule[1], rule[2], rule[3], window=num_slots // lanes)
         expected = attend(queries.double(), keys.double(), values.double(), seen.mask())
         found = kernels.attend(queries, keys, values, seen)
         _check_close("attention is", found, expected, values)
@@ -157,7 +158,8 @@ class TritonModel(ModelWrapper[Transformer]):
         attends = store = None
         if seen.is_plain:
             near = seen.within(self.model.config.sliding_window)
-            attends = tuple(partial(self.kernels.attend, seen=one) for one in (seen, near))
+            attend = self.kernels.attend
+            attends = partial(attend, seen=seen), partial(attend, seen=near)
             # what is compiled is fused there
             store = None if torch.compiler.is_compiling() else self.kernels.store
         given = tokens, positions, slots, seen, cache, logits_to_keep, first

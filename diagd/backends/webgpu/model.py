@@ -211,7 +211,8 @@ class Recorded:
 class WebGPUModel(CausalModel):
     """A `Transformer` behind the same protocol, its weights copied to a GPU, maybe as 8 bits.
 
-    It decodes one sequence at a time; more are refused. Tokens, masks and logits are on the CPU. Draws are those of `sample` but for rounding.
+    It decodes one sequence at a time; more are refused. Tokens, masks and logits are on the CPU.
+    Draws are those of `sample` but for rounding.
     """
 
     def __init__(self, model: Transformer, int8: bool = False) -> None:

@@ -227,7 +227,7 @@ def _ask(
 def _changed(stream: Stream, step: NextStep, drafted: Tensor) -> list[bool]:
     """Return where draws differ from the drafts that they replaced, (L,)."""
     outputs = Lanes.of(step.lanes).outputs[0, : step.num_fed]
-    return (stream.tokens[0, outputs] != drafted).tolist()
+    return (stream.tokens[0, outputs] != drafted).cpu().numpy().tolist()
 
 
 def step_costs(stream: Stream) -> dict[int, float]:

@@ -38,7 +38,7 @@ void operator delete(void* memory, size_t) noexcept { operator delete(memory); }
 // What belongs to a thread is never torn down: threads live as long as the page.
 extern "C" int __cxa_thread_atexit(void (*)(void*), void*, void*) { return 0; }
 
-extern "C" int take_int8(const Model* m, const Step* s, const Draw* d, const Space* space);
+extern "C" int take_int8(const Model* m, const Step* s, const Space* space);
 extern "C" int decode_int8(const Model* m, const Step* s);
 extern "C" void turn_of(const Model* m, int64_t at, float* to);
 
@@ -58,8 +58,7 @@ struct World {
   int32_t action_tokens, height, width;     // before a frame, and of one
   int32_t max_slots, top_k, exclusive_top_p, ops;
   int32_t patch, rounds_down;  // pixels of a token's side
-  Draw rules;                  // nothing but `low` and `high`, of all places
-  Space space;
+  Drawing drawing;             // but for its rules, which are told with each frame
   Model model;
   const Prompt* prompt;
   const int64_t* action;  // (actions, action_tokens)
@@ -71,7 +70,7 @@ struct World {
 
 namespace {
 
-constexpr uint32_t MAGIC = 0x64676961, VERSION = 3;  // "aigd"
+constexpr uint32_t MAGIC = 0x64676961, VERSION = 4;  // "aigd"
 constexpr int64_t SCRATCH = -((int64_t)1 << 31), NEVER = ((int64_t)1 << 31) - 1;
 constexpr int PREFILL_LANES = 256, READ = 64;  // BLOCK of diagd/decoding/engine.py
 
@@ -112,7 +111,7 @@ class Stream {
     const size_t size = heads * slots * (ceil_to(m.head_dim, BLOCK) + 2);
     cache.resize(2 * m.layers);
     for (auto& one : cache) one.resize(size), pointers.push_back(one.data());
-    tokens.resize(count), held.resize(count), fed_at.resize(count), written.resize(count);
+    tokens.resize(count), held.resize(count), fed_at.resize(count);
     picked.resize(frame_tokens);
   }
 
@@ -147,16 +146,14 @@ class Stream {
   Failure advance(const int64_t* action, const Plan* plans, float temperature, float top_p) {
     if (const Failure failed = read()) return failed;
     plan_frame(action, plans);
-    Draw draw = w.rules;
-    draw.batch = 1, draw.vocab = m.vocab, draw.seeds = (int64_t*)&seed;
-    draw.top_k = w.top_k, draw.exclusive_top_p = w.exclusive_top_p;
-    draw.temperature = temperature, draw.top_p = top_p;
-    Space space = w.space;
-    space.slots = count, space.tokens = tokens.data(), space.stride = num_lanes;
+    Drawing drawing = w.drawing;
+    drawing.rules.top_k = w.top_k, drawing.rules.exclusive_top_p = w.exclusive_top_p;
+    drawing.rules.temperature = temperature, drawing.rules.top_p = top_p;
+    Space space{tokens.data(), (int64_t*)&seed, nullptr, num_lanes, num_lanes, &drawing};
     for (size_t i = 0; i < reaches.size(); i++) {
       const Step s = step(i);
       space.lanes = lanes.data() + starts[i];
-      if (const int failed = take_int8(&m, &s, &draw, &space))
+      if (const int failed = take_int8(&m, &s, &space))
         return failed == 1 ? OUT_OF_RANGE : NO_MEMORY;
     }
     return finish();
@@ -242,9 +239,9 @@ class Stream {
     for (int i = 0; i < num_lanes; i++) {
       int32_t* to = &told[(size_t)i * size];
       for (int field = POSITIONS; field <= COLUMNS; field++) to[field] = lane(field)[i];
-      const int64_t* bounds = w.space.by_place;
+      const int64_t* bounds = w.drawing.by_place;
       if (bounds) bounds += 2 * (lane(ROWS)[i] * w.width + lane(COLUMNS)[i]);
-      to[LOW] = bounds ? bounds[0] : w.space.low, to[HIGH] = bounds ? bounds[1] : w.space.high;
+      to[LOW] = bounds ? bounds[0] : w.drawing.low, to[HIGH] = bounds ? bounds[1] : w.drawing.high;
       turn_of(&m, lane(POSITIONS)[i], (float*)(to + HIGH + 1));
     }
     memory.assign(tokens.begin(), tokens.end());
@@ -278,9 +275,9 @@ class Stream {
 
   Step step(size_t i) {
     Step s{};
-    s.batch = 1, s.num_slots = count, s.threads = team.threads;
+    s.sequences = s.cached = 1, s.num_slots = s.held_stride = count, s.threads = team.threads;
     s.keys = pointers.data(), s.values = pointers.data() + m.layers;
-    s.held = held.data(), s.fed_at = fed_at.data(), s.written = written.data();
+    s.held = held.data(), s.fed_at = fed_at.data();
     s.lanes = starts[i + 1] - starts[i], s.visible_slots = reaches[i];
     return s;
   }
@@ -298,7 +295,7 @@ class Stream {
   bool is_read = false;  // whether the cache has what the context holds
   std::vector<std::vector<int16_t>> cache;
   std::vector<void*> pointers;
-  std::vector<int64_t> tokens, held, fed_at, written, lanes, ids;  // lanes: (8, num_lanes)
+  std::vector<int64_t> tokens, held, fed_at, lanes, ids;  // lanes: (8, num_lanes)
   std::vector<int32_t> picked, starts, reaches, told, memory;
   std::vector<float> logits;
   std::vector<Task> tasks;
