@@ -229,7 +229,7 @@ class ConstantModel(CausalModel):
     def make_cache(self, batch_size, num_slots, context=None):
         return None
 
-    def forward(self, tokens, positions, slots, visible, cache, logits_to_keep=0):
+    def forward(self, tokens, positions, slots, seen, cache, logits_to_keep=0, first=0):
         lanes = torch.zeros(tokens.shape[1])[-logits_to_keep:]
         row = torch.linspace(-1, 1, VOCAB_SIZE)
         return row.expand(tokens.shape[0], lanes.shape[0], VOCAB_SIZE)

@@ -20,7 +20,7 @@ from diagd.decoding.schedule import (
     make_plan,
     padded_width,
 )
-from diagd.decoding.visibility import visible_slots
+from diagd.decoding.visibility import Seen
 from tests.decoding.cases import cases
 
 plan_settings = settings(max_examples=60, deadline=None, derandomize=True)
@@ -136,7 +136,7 @@ def test_no_lane_reads_a_slot_that_is_not_written(drawn):
         overwritten = set(lanes.slots.tolist()) - {SCRATCH}
         assert not overwritten & cached  # a true token stays as it was fed
         held = torch.arange(end + offset)
-        visible = visible_slots(lanes.positions + offset, lanes.steps, held, fed_at[: len(held)])
+        visible = Seen(lanes.positions + offset, lanes.steps, held, fed_at[: len(held)]).mask()
         is_true = lanes.slots == lanes.inputs
         now = set(lanes.slots[is_true].tolist())
         for lane in range(len(lanes.positions)):

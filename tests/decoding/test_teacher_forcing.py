@@ -101,7 +101,7 @@ def logits_of_engine(model, case: Case, frames: Tensor) -> Tensor:
     seen = {}
 
     def forced(logits, draw):
-        first_step, (t, i, j) = not seen, (draw.frames, draw.rows, draw.columns)
+        first_step, (t, i, j) = not seen, (draw.frames[0], draw.rows[0], draw.columns[0])
         for lane, place in enumerate(zip(t.tolist(), i.tolist(), j.tolist(), strict=True)):
             if any(place) or first_step:  # lanes that write nothing claim (0, 0, 0), too
                 seen[place] = logits[:, lane]

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diagd.decoding.visibility import NEVER, visible, visible_slots
+from diagd.decoding.visibility import NEVER, Seen, visible
 
 
 @st.composite
@@ -56,7 +56,7 @@ def test_a_step_sees_what_the_mask_of_the_sequence_says(feed):
         now = [q for q, (_, fed, _) in enumerate(lanes) if fed == step]
         positions = torch.tensor([lanes[q][0] for q in now])
         steps, held = torch.full_like(positions, step), torch.arange(len(fed_at))
-        in_cache = visible_slots(positions, steps, held, torch.tensor(fed_at))
+        in_cache = Seen(positions, steps, held, torch.tensor(fed_at)).mask()
         for lane, q in enumerate(now):
             # what lies in a slot while the lane looks: the lane's own key, or the true token
             seen = {lanes[r][0] for r in range(len(lanes)) if mask[q, r]}
@@ -65,20 +65,20 @@ def test_a_step_sees_what_the_mask_of_the_sequence_says(feed):
 
 def test_a_slot_never_written_is_seen_by_nobody():
     fed_at, steps = torch.tensor([0, NEVER, 0, 5, 5]), torch.tensor([9, 9])
-    visible = visible_slots(torch.tensor([3, 4]), steps, torch.arange(5), fed_at)
+    visible = Seen(torch.tensor([3, 4]), steps, torch.arange(5), fed_at).mask()
     assert not visible[:, 1].any()
 
 
 def test_a_slot_counts_as_the_position_that_it_holds():
     held, fed_at = torch.tensor([0, 7, 5, 6]), torch.tensor([-1, NEVER, -1, 2])
-    visible = visible_slots(torch.tensor([6, 7]), torch.tensor([2, 3]), held, fed_at)
+    visible = Seen(torch.tensor([6, 7]), torch.tensor([2, 3]), held, fed_at).mask()
     assert visible.tolist() == [[True, False, True, True], [True, True, True, True]]
 
 
 def test_every_lane_looks_from_its_own_step():
     fed_at = torch.tensor([0, 4, 1, 2])
     positions, steps = torch.tensor([2, 3, 3]), torch.tensor([2, 2, 4])
-    visible = visible_slots(positions, steps, torch.arange(4), fed_at)
+    visible = Seen(positions, steps, torch.arange(4), fed_at).mask()
     assert visible.tolist() == [
         [True, False, True, False],
         [True, False, True, True],

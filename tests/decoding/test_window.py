@@ -135,10 +135,10 @@ def test_a_cancelled_frame_costs_nothing_but_what_was_to_leave():
             raise StopError
         return run(*_)
 
-    run, engine.stream.run = engine.stream.run, stop
+    run, engine.batch.run = engine.batch.run, stop
     with pytest.raises(StopError):
         next(cut)
-    engine.stream.run = run
+    engine.batch.run = run
     again = decode(engine, "raster", actions[:, 4:], 1)
     assert torch.equal(torch.cat([first, again], 1), expected)
 

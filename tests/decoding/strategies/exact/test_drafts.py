@@ -8,14 +8,14 @@ from diagd.decoding.strategies.exact import DRAFT_SHARE, Drafts
 from diagd.decoding.strategies.table import Exact
 
 
-def drafts(num_lanes: int = 8, lag: int | None = 2, batch_size: int = 1, **layout) -> Drafts:
+def drafts(num_lanes: int = 8, lag: int | None = 2, **layout) -> Drafts:
     """Two frames of 3 x 5 with one action token each: lanes 0 and 16 write actions."""
     layout = SequenceLayout(TokenGrid(2, 3, 5), layout.pop("num_action_tokens", 1), **layout)
-    return Drafts(layout, batch_size, Exact(num_lanes, lag, draft_width=2))
+    return Drafts(layout, Exact(num_lanes, lag, draft_width=2))
 
 
-def changes(lanes: list[int], *changed: int) -> list[list[bool]]:
-    return [[lane in changed for lane in lanes]]
+def changes(lanes: list[int], *changed: int) -> list[bool]:
+    return [lane in changed for lane in lanes]
 
 
 def test_without_drafts_all_lanes_follow_the_prefix():
@@ -27,7 +27,7 @@ def test_without_drafts_all_lanes_follow_the_prefix():
 
 def test_what_writes_an_action_never_changes():
     made = drafts(4, lag=0)
-    assert made.update(range(4), [[True, False, True, True]]) == 3
+    assert made.update(range(4), [True, False, True, True]) == 3
 
 
 def test_a_row_opens_behind_the_row_above_and_actions_come_along():
@@ -79,24 +79,11 @@ def test_the_prefix_is_followed_past_one_change_and_up_to_the_second():
 def test_drafts_ahead_never_take_a_whole_step():
     made = drafts(num_lanes=10)
     everything = list(range(made.size))
-    made.update(everything, [[lane % 2 == 1 for lane in everything]])
+    made.update(everything, [lane % 2 == 1 for lane in everything])
     assert len(made.stale) > 10
     lanes = made.choose()
     run = sum(lane == made.num_verified + i for i, lane in enumerate(lanes))
     assert len(lanes) <= run + int(10 * DRAFT_SHARE)
-
-
-@pytest.mark.parametrize("lag", [0, 2])
-def test_rows_of_a_batch_move_apart_and_the_slowest_sets_the_pace(lag):
-    made = drafts(6, lag, batch_size=2)
-    lanes = made.choose()
-    moved = made.update(lanes, changes(lanes, 1) + changes(lanes, 2))
-    assert (moved, made.verified) == (2, [2, 3])
-    lanes = made.choose()
-    assert lanes[0] == 2
-    # what changes before a row's own front is no change
-    made.update(lanes, changes(lanes) + changes(lanes, 2))
-    assert made.verified[0] == made.verified[1] > 3
 
 
 def test_without_a_prompt_the_first_action_is_no_target():
@@ -115,6 +102,6 @@ def test_it_ends_and_never_feeds_more_than_it_may(num_lanes, lag):
         assert 1 <= len(lanes) <= num_lanes
         assert lanes[0] == made.num_verified
         assert (np.diff(lanes) > 0).all()
-        assert made.update(lanes, (generator.random((1, len(lanes))) < 0.5).tolist()) >= 1
+        assert made.update(lanes, (generator.random(len(lanes)) < 0.5).tolist()) >= 1
         steps += 1
     assert steps <= made.size

@@ -108,6 +108,28 @@ def start(case: Case, **keywords) -> diagd.DecodingEngine:
     return engine
 
 
+def test_each_row_of_a_batch_takes_the_steps_that_it_takes_alone():
+    """So the batch takes those of its slowest row, and the others end before."""
+    case = Case(num_frames=2, batch_size=4, num_action_tokens=1)
+    actions, steps = case.actions(), []
+    assert actions is not None
+    together = start(case)
+    written = torch.stack(list(together.decode("exact,lanes=12", actions)), 1)
+    for row in range(4):
+        own = slice(row, row + 1)
+        alone = diagd.DecodingEngine(
+            model_of("native"), 3, 5, num_action_tokens=1, sampling=SAMPLINGS[1], seed=3 + row
+        )
+        alone.prefill(case.prompt[own])
+        assert torch.equal(
+            torch.stack(list(alone.decode("exact,lanes=12", actions[own])), 1), written[own]
+        )
+        assert alone.stream.verified == together.streams[row].verified
+        steps.append(alone.stream.num_steps)
+    assert [stream.num_steps for stream in together.streams] == steps
+    assert together.batch.num_steps == max(steps) > min(steps)
+
+
 @pytest.mark.parametrize("draft_lag", [0, 2])
 def test_a_stream_goes_on_past_a_full_context_and_an_early_stop(draft_lag):
     """Frames come one by one, a generator is closed with a frame under way, the context fills."""
