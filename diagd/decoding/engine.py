@@ -67,7 +67,8 @@ def run_step(model: CausalModel, step: Step, lanes: Tensor, num_slots: int, firs
 
 def _draw(model: CausalModel, step: Step, lane: Lanes, logits: Tensor, first: int) -> Tensor:
     """Return the ids (S', L) that sequences draw, each in the way of its own."""
-    drawn, begin, end, start = list[Tensor](), first, first + len(logits), 0
+    drawn: list[Tensor] = []  # `list[Tensor]()` is nothing that torch.compile knows
+    begin, end, start = first, first + len(logits), 0
     for drawing in step.drawings:
         start, since = start + drawing.num_sequences, max(start, begin)
         if since >= min(start, end):
@@ -246,7 +247,7 @@ class Batch:
         for run in runs:
             own = slice(run[0].first, run[-1].end)
             width = min(most, max(stream.num_unread for stream in run))
-            each = [(one.num_read, one.num_used - 1 + by) for one in run for by in one.shifts]
+            each = [(one.num_read, one.num_prompt - 1 + by) for one in run for by in one.shifts]
             starts, lengths = torch.tensor(each, device=device).T[..., None]
             positions = starts + torch.arange(width, device=device)
             is_padding = positions >= lengths
@@ -285,7 +286,7 @@ class Stream:
         self.reads_again = keep_frames is not None or not self.model.relative_positions
         self.shifts = [0] * self.num_sequences
         self.num_used = 0  # tokens of the sequence so far, those that left included
-        self.num_read = 0  # of a prompt, tokens that were fed
+        self.num_prompt = self.num_read = 0  # tokens of the prompt, and of them fed
         self.num_prefix = 0  # slots before the first context frame
         self.num_held = 0  # frames that may be seen
         self.window = 0  # frames that the context holds, the one under way included
@@ -313,7 +314,7 @@ class Stream:
     @property
     def num_unread(self) -> int:
         """Tokens of the prompt that are still to be fed; its last one is fed at step 0."""
-        return max(0, self.num_used + max(self.shifts) - 1 - self.num_read)
+        return max(0, self.num_prompt + max(self.shifts) - 1 - self.num_read)
 
     @property
     def is_endless(self) -> bool:  # a frame that begins in a full context takes the oldest's slots
@@ -356,7 +357,8 @@ class Stream:
     def _prefill(self, prompts: Sequence[Tensor]) -> None:
         self.forget()
         self.shifts = [len(prompt) - len(prompts[0]) for prompt in prompts]
-        self.num_used, self.num_read = len(prompts[0]), 0
+        self.num_used = self.num_prompt = len(prompts[0])
+        self.num_read = 0
         for prompt, *state in zip(prompts, self.tokens, self.held, self.fed_at, strict=True):
             places = torch.arange(len(prompt), device=prompt.device)
             for row, values in zip(state, (prompt, places, places), strict=True):

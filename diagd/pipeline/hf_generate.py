@@ -84,8 +84,7 @@ def custom_generate(
             foreign = [type(p).__name__ for p in logits_processor if not isinstance(p, _UNDERSTOOD)]
             if foreign:
                 raise ValueError(f"diagonal decoding knows no logits processors, got {foreign}")
-            if (mask := given.get("attention_mask")) is not None and not mask.all():
-                raise ValueError("prompts must be of one length, got one with masked tokens")
+            prompts = _unpadded(input_ids, given.get("attention_mask"), "prompts")
             if has_limit and (limit := generation_config.max_length - length) < new_tokens:
                 raise ValueError(f"the schedule writes {new_tokens} tokens, got a limit of {limit}")
             sampling = SamplingOptions(valid_range=valid_range)
@@ -100,14 +99,16 @@ def custom_generate(
             decoder = wrapped = HuggingFaceModel(model)  # which ends training mode
             for processor in logits_processor:
                 if isinstance(processor, _Guidance):
-                    decoder = _guided(wrapped, input_ids, processor)
-                    if (whole := length + new_tokens) > decoder.max_positions:
+                    decoder = _guided(wrapped, prompts, processor)
+                    rows = (decoder.prompts_of(p, r, len(prompts)) for r, p in enumerate(prompts))
+                    taken = new_tokens + max(len(one) for row in rows for one in row)
+                    if taken > decoder.max_positions:
                         raise ValueError(
-                            "guidance needs prompt and frames in one context of "
-                            f"{decoder.max_positions} tokens, got {whole}"
+                            "guidance needs prompts and frames in one context of "
+                            f"{decoder.max_positions} tokens, got {taken}"
                         )
             frames = generate_tokens(
-                decoder, input_ids, schedule, actions, context_frames, sampling=sampling, seed=seed
+                decoder, prompts, schedule, actions, context_frames, sampling=sampling, seed=seed
             ).tokens.flatten(2)
             if actions is not None:
                 frames = torch.cat([actions.to(frames.device), frames], dim=2)
@@ -154,11 +155,20 @@ def _refuse_unknown(
         raise ValueError(f"diagonal decoding takes no {', '.join(refused)}")
 
 
-def _guided(model: HuggingFaceModel, prompt: Tensor, processor: _Guidance) -> GuidedModel:
+def _unpadded(ids: Tensor, mask: Tensor | None, what: str) -> list[Tensor]:
+    """Return the tokens of each row (B, P) without the padding before them."""
+    if mask is None:
+        return list(ids)
+    if mask.shape != ids.shape or (mask.diff() < 0).any() or not mask[:, -1].all():
+        raise ValueError(f"{what} must be padded on the left only, as their attention_mask says")
+    return [row[own.bool()] for row, own in zip(ids, mask, strict=True)]
+
+
+def _guided(model: HuggingFaceModel, prompts: list[Tensor], processor: _Guidance) -> GuidedModel:
     given = processor.unconditional_context
     unconditional, mask = given["input_ids"], given["attention_mask"]
-    if mask is not None and not mask.all():
-        raise ValueError("negative prompts must be of one length, got one with masked tokens")
     if unconditional is None:
-        unconditional = prompt[:, -1:]
-    return GuidedModel(model, unconditional, prompt.shape[1], processor.guidance_scale)
+        others = [prompt[-1:] for prompt in prompts]
+    else:
+        others = _unpadded(unconditional, mask, "negative prompts")
+    return GuidedModel(model, others, [*map(len, prompts)], processor.guidance_scale)

@@ -292,17 +292,24 @@ def test_paths_and_arrays_of_five_axes_are_batches_too(generator, world, context
         (2, ["left"], r"actions of a batch: expected 2, one for each clip, got 1"),
         (2, ["left*2", ["left"]], "expected 2 actions, one for each generated frame, got 1"),
         (2, None, "expected 16 actions, one for each generated frame, got 0"),
-        (
-            "uneven",
-            ["left", "left"],
-            "clips of a batch must have as many context frames, got 3 and",
-        ),
     ],
 )
 def test_batches_that_do_not_fit_are_refused(clips, actions, message, generator, context):
-    given = {2: [context, context], "uneven": [context, context[:1]]}
     with pytest.raises(ValueError, match=message):
-        generator.generate(given.get(clips, clips) if clips else [], actions)
+        generator.generate([context, context] if clips else [], actions)
+
+
+@pytest.mark.parametrize("strategy", ["raster", "k=1,d=3", "exact"])
+def test_clips_of_unlike_lengths_are_a_batch_beyond_a_full_context_too(
+    strategy, generator, context
+):
+    clips, given = [context[:1], context, context[1:]], {"strategy": strategy, "seed": 3}
+    videos = generator.generate(clips, ["left*9", "right*9", "none*9"], **given)
+    for row, (video, name) in enumerate(zip(videos, ("left", "right", "none"), strict=True)):
+        own = given | {"seed": 3 + row}
+        alone = generator.generate(clips[row], f"{name}*9", **own)
+        assert torch.equal(video.tokens, alone.tokens)
+    assert videos[0].stats.num_dropped_frames
 
 
 def test_a_world_and_a_video_are_one_line(generator, world, context):

@@ -112,6 +112,19 @@ def test_a_processor_that_is_passed_wins_over_the_config(llama, prompt):
     assert not torch.equal(ours, generate(llama, prompt, custom, **flags))
 
 
+@pytest.mark.parametrize("guidance_scale", [None, 2.0])
+def test_padded_prompts_write_what_they_write_alone(guidance_scale, llama, prompt):
+    custom = diagd.custom_generate(diagd.DiagonalSchedule.spatial(GRID), context_frames=0)
+    padded, mask = prompt.clone(), torch.ones_like(prompt)
+    padded[1, :2], mask[1, :2] = 0, 0
+    flags = {"guidance_scale": guidance_scale} if guidance_scale else {}
+    both = generate(llama, padded, custom, attention_mask=mask, **flags)
+    assert torch.equal(both[:, :4], padded)
+    for row, start in enumerate((0, 2)):
+        alone = generate(llama, prompt[row : row + 1, start:], custom, **flags)
+        assert torch.equal(both[row, start:], alone[0])
+
+
 @pytest.mark.parametrize("negative_length", [None, 1, 6])
 def test_guidance_flags_write_what_generate_writes_with_them(negative_length, llama, prompt):
     flags = {"guidance_scale": 2.0, "max_new_tokens": 30, "do_sample": False}
@@ -149,14 +162,14 @@ NEGATIVE = {"guidance_scale": 2.0, "negative_prompt_ids": torch.zeros(2, 140, dt
             {"max_new_tokens": None, "max_length": 4 + 20},  # what it would be if nobody said
             "the schedule writes 30 tokens, got a limit of 20",
         ),
-        (NEGATIVE, "guidance needs prompt and frames in one context of 24 tokens, got 34"),
+        (NEGATIVE, "guidance needs prompts and frames in one context of 160 tokens, got 170"),
         (
             {**NEGATIVE, "negative_prompt_attention_mask": torch.eye(2, 140)},
-            "negative prompts must be of one length, got one with masked tokens",
+            "negative prompts must be padded on the left only, as their attention_mask says",
         ),
         (
-            {"attention_mask": torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])},
-            "prompts must be of one length, got one with masked tokens",
+            {"attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])},
+            "prompts must be padded on the left only, as their attention_mask says",
         ),
         (
             {"logits_processor": LogitsProcessorList([TypicalLogitsWarper(0.9)])},
@@ -260,7 +273,7 @@ def test_a_model_in_training_stays_in_training_but_for_what_was_frozen(prompt):
     assert [module.training for module in model.modules()] == before
     with pytest.raises(ValueError, match="prompt ids must be in"):
         generate(model, prompt + VOCAB_SIZE, custom)
-    with pytest.raises(ValueError, match="guidance needs prompt and frames in one context"):
+    with pytest.raises(ValueError, match="guidance needs prompts and frames in one context"):
         generate(model, prompt, custom, **NEGATIVE)
     assert [module.training for module in model.modules()] == before
 

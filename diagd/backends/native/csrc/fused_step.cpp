@@ -64,7 +64,7 @@ int take(int (*decode)(const Model*, const Step*), const Model& m, Step s, const
       draws.back().count++;
     }
   }
-  s.keep = 0;
+  s.keep = 0, s.held += s.first * slots, s.fed_at += s.first * slots;
   s.tokens = tokens, s.at = at, s.slots = into, s.steps = steps, s.logits = logits.data();
   if (const int failure = decode(&m, &s)) return failure;
   int64_t from = 0;
