@@ -10,6 +10,7 @@ Each compares with the full forward, or with `Recomputing`, which remembers what
 it all again. Lanes stand in no order, slots are no positions, the grid is 3 x 5.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -21,9 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import diagd
+from diagd.decoding.engine import Batch, NextStep, Stream
+from diagd.decoding.generate_tokens import decode as steps_by
 from diagd.decoding.model import CausalModel, ModelWrapper
 from diagd.decoding.sampling import UNDRAWN, Draw, SamplingOptions, ValidRanges, sample
-from diagd.decoding.visibility import Seen
+from diagd.decoding.schedule import SequenceLayout, TokenGrid
+from diagd.decoding.strategies.table import as_strategy
+from diagd.decoding.visibility import NEVER, Seen
 from diagd.models.transformer import Transformer
 from tests.backends.recomputing import Recomputing
 from tests.models.feeding import feed, scrambled_steps, visible_under
@@ -45,6 +50,7 @@ class UnderTest:
         tolerance: how far its logits may be from those of the float32 model.
         rounds: whether it rounds weights or cache, so that tokens need not be the float32 model's.
         steadfast: whether a lane's logits are the same bits whoever shares its step or batch.
+        sequences: how many the checks feed at once; 1 where it takes no more.
         buffers: what its cache writes to.
     """
 
@@ -55,6 +61,7 @@ class UnderTest:
     tolerance: float = 2e-5  # float32 logits of size 10, summed in another order
     rounds: bool = False
     steadfast: bool = False
+    sequences: int = 2
     buffers: Callable[[Any], Iterable[Tensor]] = lambda cache: [*cache.keys, *cache.values]
 
     def model(self, kind: str = "llama") -> CausalModel:
@@ -77,7 +84,7 @@ class UnderTest:
         torch.testing.assert_close(actual, expected, atol=atol, rtol=0)
 
 
-def random_steps(model: CausalModel) -> Iterator[dict[str, Any]]:
+def random_steps(model: CausalModel, sequences: int = 2) -> Iterator[dict[str, Any]]:
     """Draw steps: any token anywhere in any slot, seeing any slots written by then.
 
     Slots are written several times. Every step ends with two padded lanes, one that sees what the
@@ -98,8 +105,11 @@ def random_steps(model: CausalModel) -> Iterator[dict[str, Any]]:
         visible = (numbers(2, width + 2, NUM_SLOTS) == 1) & written
         visible[torch.arange(width), own] = True
         visible[width], visible[width + 1] = visible[0], False
-        tokens = numbers(model.num_embeddings, 2, width + 2)
-        positions, reach = numbers(model.max_positions, width + 2), NUM_SLOTS if index % 2 else reach
+        tokens = numbers(model.num_embeddings, 2, width + 2)[:sequences]
+        positions, reach = (
+            numbers(model.max_positions, width + 2),
+            NUM_SLOTS if index % 2 else reach,
+        )
         held[own] = positions[:width]
         seen = visible[:, :reach], positions, held[:reach].clone()
         yield {
@@ -110,10 +120,10 @@ def random_steps(model: CausalModel) -> Iterator[dict[str, Any]]:
         }
 
 
-def run_random_steps(model: CausalModel, cache: Any) -> Tensor:
-    """Return the logits (B, all lanes but padded ones, V) of random steps, one after another."""
+def run_random_steps(model: CausalModel, cache: Any, sequences: int = 2) -> Tensor:
+    """Return the logits (S, all lanes but padded ones, V) of random steps, one after another."""
     logits = []
-    for step in random_steps(model):
+    for step in random_steps(model, sequences):
         out = model.forward(**step, cache=cache)
         assert out.isfinite().all()  # of padded lanes, too: 0 * NaN would reach those who hide them
         logits.append(out[:, :-2])
@@ -146,7 +156,8 @@ def fed_in_any_order_and_pieces_it_equals_the_full_forward(backend: UnderTest) -
     for kind in backend.kinds:
         model = backend.model(kind)
         for steps, expected in zip(FED_AT, full_forwards(kind), strict=True):
-            backend.assert_close(feed(model, TOKENS, steps), expected, kind)
+            own = slice(backend.sequences)
+            backend.assert_close(feed(model, TOKENS[own], steps), expected[own], kind)
 
 
 @cache
@@ -159,20 +170,21 @@ def recomputed_steps(kind: str) -> Tensor:
 def a_step_writes_its_slots_and_sees_what_the_mask_says(backend: UnderTest) -> None:
     for kind in backend.kinds:
         model = backend.model(kind)
-        logits = run_random_steps(model, model.make_cache(2, NUM_SLOTS))
-        backend.assert_close(logits, recomputed_steps(kind), kind)
+        count = backend.sequences
+        logits = run_random_steps(model, model.make_cache(count, NUM_SLOTS), count)
+        backend.assert_close(logits, recomputed_steps(kind)[:count], kind)
 
 
 @torch.no_grad()
 def what_hidden_slots_hold_changes_nothing(backend: UnderTest) -> None:
-    model = backend.model()
-    cache = model.make_cache(2, NUM_SLOTS)
-    for _ in range(2):
-        model.forward(**next(random_steps(model)), cache=cache)  # some allocate at the first step
+    model, count = backend.model(), backend.sequences
+    cache = model.make_cache(count, NUM_SLOTS)
+    for _ in range(2):  # some allocate at the first step
+        model.forward(**next(random_steps(model, count)), cache=cache)
         for buffer in backend.buffers(cache):
             buffer.fill_(1e4)  # no NaN: caches begin with zeros, for 0 * NaN is NaN
-    expected = run_random_steps(model, model.make_cache(2, NUM_SLOTS))
-    backend.assert_same(run_random_steps(model, cache), expected)
+    expected = run_random_steps(model, model.make_cache(count, NUM_SLOTS), count)
+    backend.assert_same(run_random_steps(model, cache, count), expected)
 
 
 @torch.no_grad()
@@ -194,9 +206,9 @@ def only_the_distance_between_positions_counts(backend: UnderTest) -> None:
             continue
         logits = []
         for start in (0, 17 * 10**9):  # whole frames
-            step = causal_step(model)
-            step["positions"] = step["positions"] + 17 + start  # behind any prefix
-            logits.append(model.forward(**step, cache=model.make_cache(2, 9)).float())
+            step = causal_step(model, backend.sequences, 17 + start)  # behind any prefix
+            cache = model.make_cache(backend.sequences, 9)
+            logits.append(model.forward(**step, cache=cache).float())
         torch.testing.assert_close(*logits, atol=max(5e-5, backend.tolerance), rtol=0)
 
 
@@ -207,22 +219,94 @@ def a_batch_is_its_rows_one_by_one(backend: UnderTest) -> None:
         backend.assert_same(together[row : row + 1], feed(model, tokens[row : row + 1], steps))
 
 
+def steps_of_its_own(model: CausalModel, sequence: int) -> Iterator[dict[str, Tensor]]:
+    """Draw the steps of one sequence, as the rule shows them: lanes (L,), held and fed_at (slots,).
+
+    Some of its tokens are to be fed again later, so until then only their own lanes see them.
+    """
+    generator = torch.Generator().manual_seed(sequence)
+
+    def numbers(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, generator=generator)
+
+    held, fed_at = torch.full((NUM_SLOTS,), -1), torch.full((NUM_SLOTS,), NEVER)
+    for step in itertools.count(3 * sequence):
+        width = int(numbers(1, 20, 1))
+        slots = torch.randperm(NUM_SLOTS - 1, generator=generator)[:width]
+        positions = torch.randperm(model.max_positions, generator=generator)[:width]
+        held[slots], fed_at[slots] = positions, step + numbers(0, 3, width)
+        own = {
+            "tokens": numbers(0, model.num_embeddings, width),
+            "positions": positions,
+            "slots": slots,
+            "steps": torch.full((width,), step),
+            "held": held.clone(),
+            "fed_at": fed_at.clone(),
+        }
+        yield {name: one.to(model.device) for name, one in own.items()}
+
+
+def run_side_by_side(
+    model: CausalModel, cache: Any, first: int, steps: list[dict[str, Tensor]], by_mask: bool
+) -> list[Tensor]:
+    """Feed a step of each of neighbouring sequences, padded at the end; return their (L, V)."""
+    widths = [len(step["tokens"]) for step in steps]
+
+    def side_by_side(name: str, padding: int = 0) -> Tensor:
+        pairs = zip(steps, widths, strict=True)
+        padded = [
+            F.pad(step[name], (0, max(widths) - width), value=padding) for step, width in pairs
+        ]
+        return torch.stack(padded)
+
+    positions, held = side_by_side("positions"), torch.stack([step["held"] for step in steps])
+    fed_at = torch.stack([step["fed_at"] for step in steps])
+    seen = Seen(positions, side_by_side("steps"), held, fed_at)
+    seen = Seen.of_mask(seen.mask(), positions, held) if by_mask else seen
+    lanes = side_by_side("tokens"), positions, side_by_side("slots", NUM_SLOTS - 1)
+    logits = model.forward(*lanes, seen, cache, 0, first)
+    assert logits.isfinite().all()  # of padding, too
+    return [of[:width] for of, width in zip(logits, widths, strict=True)]
+
+
+TAKE_PART = (0, 3), (1, 3), (2, 3), (0, 2), (1, 2), (0, 1), (0, 3)  # first and end of a step
+
+
+@torch.no_grad()
+def sequences_of_a_step_stand_where_they_like(backend: UnderTest) -> None:
+    """Each at positions, slots and steps of its own, so many as it likes, as if it were alone."""
+    for kind, by_mask in itertools.product(backend.kinds, (False, True)):
+        model = backend.model(kind)
+        cache, steps = (
+            model.make_cache(3, NUM_SLOTS),
+            [steps_of_its_own(model, s) for s in range(3)],
+        )
+        alone = [model.make_cache(1, NUM_SLOTS) for _ in range(3)]
+        for first, end in TAKE_PART:
+            taken = [next(steps[sequence]) for sequence in range(first, end)]
+            together = run_side_by_side(model, cache, first, taken, by_mask)
+            for sequence, own, logits in zip(range(first, end), taken, together, strict=True):
+                (expected,) = run_side_by_side(model, alone[sequence], 0, [own], by_mask)
+                backend.assert_same(logits, expected)
+
+
 @torch.no_grad()
 def only_the_last_logits_are_kept_when_asked(backend: UnderTest) -> None:
-    model = backend.model()
-    step = causal_step(model)
-    every = model.forward(**step, cache=model.make_cache(2, 9))
+    model, count = backend.model(), backend.sequences
+    step = causal_step(model, count)
+    every = model.forward(**step, cache=model.make_cache(count, 9))
     for keep, lanes in ((0, 7), (1, 1), (2, 2), (100, 7)):
-        kept = model.forward(**step, cache=model.make_cache(2, 9), logits_to_keep=keep)
-        assert kept.shape == (2, lanes, model.vocab_size)
+        kept = model.forward(**step, cache=model.make_cache(count, 9), logits_to_keep=keep)
+        assert kept.shape == (count, lanes, model.vocab_size)
         backend.assert_same(kept, every[:, -lanes:])
 
 
-def causal_step(model: CausalModel) -> dict[str, Any]:
-    """Feed seven tokens of two rows from slot 0 on."""
-    tokens, slots = random_tokens(2, 7).to(model.device), torch.arange(7, device=model.device)
-    seen = Seen(slots, slots, slots, slots)
-    return {"tokens": tokens, "positions": slots, "slots": slots, "seen": seen}
+def causal_step(model: CausalModel, sequences: int, start: int = 0) -> dict[str, Any]:
+    """Feed seven tokens of each sequence at positions from `start` on, into slots from 0 on."""
+    slots = torch.arange(7, device=model.device)
+    tokens, at = random_tokens(sequences, 7).to(model.device), slots + start
+    seen = Seen(at, at, at, at)
+    return {"tokens": tokens, "positions": at, "slots": slots, "seen": seen}
 
 
 def what_cannot_be_is_refused(backend: UnderTest) -> None:
@@ -235,12 +319,14 @@ def what_cannot_be_is_refused(backend: UnderTest) -> None:
         model.make_cache(1, 4, torch.zeros(1, 3, 8))
     limits = {"tokens": model.num_embeddings, "slots": 9}
     for name, limit in limits.items():
-        step = causal_step(model)
+        step = causal_step(model, backend.sequences)
         step[name] = step[name].clone()
         step[name][..., 3] = limit
+        seen = step["seen"]  # kernels of a GPU do not look where they write
+        step["seen"] = Seen.of_mask(seen.mask(), seen.positions, seen.held)
         if backend.device == "cpu":  # on CUDA it would end the process
             with pytest.raises((ValueError, IndexError), match=r"out of (range|bounds)"):
-                model.forward(**step, cache=model.make_cache(2, 9))
+                model.forward(**step, cache=model.make_cache(backend.sequences, 9))
 
 
 def it_draws_what_the_sampler_draws(backend: UnderTest) -> None:
@@ -314,18 +400,17 @@ def decode(
     prompt: Tensor = PROMPT,
     sampling: SamplingOptions = GREEDY,
 ) -> list[Tensor]:
-    """Decode as many frames as there are actions by each strategy, (2, T, 3, 5)."""
+    """Decode as many frames as there are actions by each strategy, (B, T, 3, 5)."""
     engine = diagd.DecodingEngine(
-        model, 3, 5, num_action_tokens=2, batch_size=2, sampling=sampling, seed=5
+        model, 3, 5, num_action_tokens=2, batch_size=len(prompt), sampling=sampling, seed=5
     )
     decoded = []
     for strategy in strategies:
         engine.prefill(prompt.to(model.device))
         frames = list(engine.decode(strategy, actions.to(model.device)))
         decoded.append(torch.stack(frames, 1).cpu())
-        assert engine.stream.num_dropped_frames == max(
-            0, len(frames) - 2
-        )  # the context holds three
+        dropped = [stream.num_dropped_frames for stream in engine.streams]
+        assert dropped == [max(0, len(frames) - 2)] * len(prompt)  # the context holds three
     return decoded
 
 
@@ -340,9 +425,10 @@ def plain_tokens(sampling: SamplingOptions) -> list[Tensor]:
 def its_tokens_are_those_of_the_plain_model(
     backend: UnderTest, sampling: SamplingOptions = SAMPLED
 ) -> None:
-    decoded = decode(backend.model(), NAMES, ACTIONS[:, :2], sampling=sampling)
-    for name, own, other in zip(NAMES, decoded, plain_tokens(sampling), strict=True):
-        assert torch.equal(own, other), name
+    own = slice(backend.sequences)
+    decoded = decode(backend.model(), NAMES, ACTIONS[own, :2], PROMPT[own], sampling)
+    for name, found, expected in zip(NAMES, decoded, plain_tokens(sampling), strict=True):
+        assert torch.equal(found, expected[own]), name
 
 
 def its_likeliest_tokens_are_those_of_the_plain_model(backend: UnderTest) -> None:
@@ -365,19 +451,82 @@ def a_fused_step_is_its_parts(backend: UnderTest) -> None:
         if type(model).make_step in plain or model.replays:
             return
         for sampling in samplings[number % 3 :][:1] if number else samplings:
-            given = ("raster", "k=1", "k=2,d=4", "exact"), ACTIONS, PROMPT, sampling
+            own = slice(backend.sequences)
+            given = ("raster", "k=1", "k=2,d=4", "exact"), ACTIONS[own], PROMPT[own], sampling
             whole, parts = (decode(one, *given) for one in (model, Apart(model)))
-            for own, other in zip(whole, parts, strict=True):
-                assert torch.equal(own, other), (kind, sampling)
+            for one, other in zip(whole, parts, strict=True):
+                assert torch.equal(one, other), (kind, sampling)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A stream that somebody asks for."""
+
+    strategy: str
+    prompt_length: int
+    seed: int
+    sampling: SamplingOptions
+
+    def start(self, batch: Batch) -> Stream:
+        device, strategy = batch.model.device, as_strategy(self.strategy)
+        stream = batch.admit(SequenceLayout(TokenGrid(1, 3, 5), 2), self.sampling, self.seed)
+        prompt = random_tokens(self.prompt_length, seed=self.seed, vocab_size=NUM_VISUAL)
+        stream.prefill([prompt.to(device)], 1)
+
+        def steps() -> Iterator[NextStep]:
+            layout = stream.layout(2, 1)
+            stream.open(layout, ACTIONS[0, :2].to(device))
+            yield from steps_by(strategy, stream, layout)
+
+        stream.begin(steps())
+        return stream
+
+
+REQUESTS = (
+    Request("exact,lanes=4", 16, 3, SAMPLED),
+    Request("k=1", 19, 4, GREEDY),
+    Request("exact,lanes=7", 17, 5, SamplingOptions(1.1, top_p=0.9, valid_range=(3, 41))),
+    Request("k=2,d=4", 15, 2**40, SAMPLED),
+)
+
+
+def finish(batch: Batch, streams: list[Stream]) -> list[Tensor]:
+    """Run all steps, and return the two frames of each stream, (2, 3, 5)."""
+    while any(one.num_unread or one.asked() is not None for one in streams):
+        batch.step()
+    return [torch.stack([one.take_frame() for _ in range(2)]).cpu() for one in streams]
+
+
+def streams_come_and_go_and_write_what_they_write_alone(backend: UnderTest) -> None:
+    """By strategies, from prompts, with seeds and temperatures of their own."""
+    for kind in [kind for kind in ("llama", "wham") if kind in backend.kinds]:
+        model = backend.model(kind)
+        alone = list[Tensor]()
+        for request in REQUESTS:
+            batch = Batch(model, 1, 64)
+            alone += finish(batch, [request.start(batch)])
+        batch = Batch(model, 3, 64)
+        gone, *stay = (request.start(batch) for request in REQUESTS[:3])
+        for _ in range(4):
+            batch.step()
+        gone.close()
+        for _ in range(4):
+            batch.step()
+        newcomer = REQUESTS[3].start(batch)
+        assert (newcomer.first, [one.first for one in stay]) == (0, [1, 2])
+        for number, frames in enumerate(finish(batch, [*stay, newcomer])):
+            assert torch.equal(frames, alone[1 + number]), (kind, REQUESTS[1 + number])
 
 
 def greedy_raster_writes_what_the_full_forward_finds_likeliest(backend: UnderTest) -> None:
-    (frames,) = decode(backend.model(), ["raster"], ACTIONS[:, :2])
-    generated = torch.cat([ACTIONS[:, :2], frames.flatten(2)], 2)  # (2, 2, 17)
-    sequence = torch.cat([PROMPT, generated.flatten(1)], 1)
+    own = slice(backend.sequences)
+    actions, prompt = ACTIONS[own, :2], PROMPT[own]
+    (frames,) = decode(backend.model(), ["raster"], actions, prompt)
+    generated = torch.cat([actions, frames.flatten(2)], 2)  # (B, 2, 17)
+    sequence = torch.cat([prompt, generated.flatten(1)], 1)
     with torch.no_grad():
         logits = tiny_model().logits(sequence)[:, 15:-1, :NUM_VISUAL].unflatten(1, (2, 17))
-    chances = logits[:, :, 2:]  # (2, 2, 15, ids)
+    chances = logits[:, :, 2:]  # (B, 2, 15, ids)
     written = chances.gather(-1, frames.flatten(2)[..., None])[..., 0]
     assert (chances.amax(-1) - written).max() <= 2 * backend.tolerance
 
@@ -393,17 +542,18 @@ def recomputed_stream(kind: str) -> Tensor:
 
 def a_stream_goes_on_after_a_full_context(backend: UnderTest) -> None:
     """Nothing is read again, or the prefix and the newest frame are, as at a start."""
-    for kind, prompt in PROMPTS.items():
+    own = slice(backend.sequences)
+    for kind, prompts in PROMPTS.items():
         if kind == "sliding" and kind not in backend.kinds:
             continue
-        model = backend.model(kind)
-        (whole,) = decode(model, ["k=1"], ACTIONS, prompt)
+        model, prompt = backend.model(kind), prompts[own]
+        (whole,) = decode(model, ["k=1"], ACTIONS[own], prompt)
         if not model.relative_positions:
             newest = torch.cat([prompt[:, :-15], whole[:, 1].flatten(1)], 1)
-            (rest,) = decode(model, ["k=1"], ACTIONS[:, 2:], newest)
+            (rest,) = decode(model, ["k=1"], ACTIONS[own, 2:], newest)
             assert torch.equal(whole[:, 2:], rest)
         elif not backend.rounds:
-            assert torch.equal(whole, recomputed_stream(kind))
+            assert torch.equal(whole, recomputed_stream(kind)[own])
 
 
 CHECKS = (
@@ -414,18 +564,23 @@ CHECKS = (
     what_hidden_slots_hold_changes_nothing,
     a_lane_does_not_care_who_shares_its_step,
     only_the_distance_between_positions_counts,
-    a_batch_is_its_rows_one_by_one,
     only_the_last_logits_are_kept_when_asked,
     it_draws_what_the_sampler_draws,
     where_logits_are_broken_nothing_is_drawn,
     a_fused_step_is_its_parts,
     a_stream_goes_on_after_a_full_context,
 )
+OF_MANY = a_batch_is_its_rows_one_by_one, sequences_of_a_step_stand_where_they_like
 
 
 def checks_of(backend: UnderTest) -> tuple[Callable[[UnderTest], None], ...]:
     """Return the checks that a backend has to pass."""
+    checks = list[Callable[[UnderTest], None]](CHECKS)
+    if backend.sequences > 1:
+        checks += OF_MANY
+        if backend.steadfast or not backend.rounds:
+            checks.append(streams_come_and_go_and_write_what_they_write_alone)
     if backend.rounds:
-        return *CHECKS, greedy_raster_writes_what_the_full_forward_finds_likeliest
+        return *checks, greedy_raster_writes_what_the_full_forward_finds_likeliest
     exact = its_tokens_are_those_of_the_plain_model
-    return *CHECKS, exact, its_likeliest_tokens_are_those_of_the_plain_model
+    return *checks, exact, its_likeliest_tokens_are_those_of_the_plain_model

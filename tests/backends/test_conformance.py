@@ -15,6 +15,7 @@ from tests.backends.conformance import (
     decode,
     its_likeliest_tokens_are_those_of_the_plain_model,
     its_tokens_are_those_of_the_plain_model,
+    streams_come_and_go_and_write_what_they_write_alone,
 )
 from tests.backends.recomputing import Recomputing
 from tests.backends.webgpu.adapter import on_device, on_webgpu
@@ -54,7 +55,7 @@ CPU = {
         buffers=lambda cache: [b for layer in cache.layers for b in (layer.keys, layer.values)],
     ),
     # the shaders of a kind take long to compile for a CPU; test_model.py there has the others
-    "webgpu": UnderTest(on_webgpu, kinds=("llama",), buffers=on_device),
+    "webgpu": UnderTest(on_webgpu, kinds=("llama",), sequences=1, buffers=on_device),
     "without a cache": UnderTest(Recomputing, kinds=("world",), buffers=lambda cache: []),
 }
 CUDA = {
@@ -75,6 +76,7 @@ SLOW = (
     ("webgpu", a_fused_step_is_its_parts),
     ("compile", a_stream_goes_on_after_a_full_context),
     ("compile", its_likeliest_tokens_are_those_of_the_plain_model),
+    ("compile", streams_come_and_go_and_write_what_they_write_alone),
 )
 
 
@@ -100,6 +102,13 @@ def test_a_step_of_one_layer_is_compiled_to_the_tokens_of_the_plain_model():
     plain, compiled = tiny_model(num_layers=1), prepared("compile")(tiny_model(num_layers=1))
     own, other = (decode(m, ["k=1"], ACTIONS)[0] for m in (compiled, plain))
     assert torch.equal(own, other)
+
+
+def test_what_decodes_one_sequence_refuses_more():
+    model = on_webgpu(tiny_model())
+    message = r"^backend webgpu decodes one sequence at a time, got 2: choose another --backend"
+    with pytest.raises(ValueError, match=message):
+        decode(model, ["k=1"], ACTIONS)
 
 
 @pytest.mark.gpu
