@@ -4,6 +4,7 @@ The kernels read as many numbers as a record promises, and check indices before 
 """
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -112,33 +113,41 @@ def check_records(library: ctypes.CDLL) -> None:
             raise OSError(f"the kernels' record {name} has {theirs} bytes, expected {ours}")
 
 
-def check_step(tokens: Tensor, positions: Tensor, slots: Tensor, seen: Seen) -> None:
-    """Raise ValueError unless these are tokens, positions and slots (S, L) in memory."""
-    fits = tokens.ndim == 2 and {positions.shape, slots.shape} == {tokens.shape}
-    _check_shapes(
-        fits and seen.shape[0] == tokens.shape[1] and 0 < tokens.numel() <= MAX_ROWS,
+def check_step(tokens: Tensor, positions: Tensor, slots: Tensor, seen: Seen) -> list[Tensor]:
+    """Return tokens, positions and slots (S, L) in one piece, or raise ValueError."""
+    wrong = (
         "tokens must be (S, L), positions and slots, too, or (L,), of as many lanes as see, with "
-        f"S * L from 1 to {MAX_ROWS}",
-        *(tokens, positions, slots, seen.positions),
+        f"S * L from 1 to {MAX_ROWS}"
     )
+    given = tokens, positions, slots
+    fits = tokens.ndim == 2 and 0 < tokens.numel() <= MAX_ROWS
+    _check_shapes(fits, wrong, *given, seen.positions)
     _check_int64(tokens=tokens, positions=positions, slots=slots)
+    return _of_each(tokens.shape, wrong, *given, seen.positions)[:3]
 
 
-def seen_fields(seen: Seen, num_sequences: int) -> dict[str, Any]:
-    """Return the fields of a step record that say who sees whom, or raise ValueError."""
-    lanes, slots = seen.shape
-    held = seen.held.expand(num_sequences, slots).contiguous()
+def seen_fields(seen: Seen, shape: Sequence[int]) -> dict[str, Any]:
+    """Return the fields of a step record that say who of (S, L) sees whom, or raise ValueError."""
+    _check_int64(held=seen.held, steps=seen.steps, fed_at=seen.fed_at)
+    wrong = "steps must be (S, L) or (L,), held and fed_at (S, M) or (M,)"
+    slots = seen.held.shape[-1] if seen.held.ndim else 0
+    held, fed_at = _of_each((shape[0], slots), wrong, seen.held, seen.fed_at)
+    steps = _of_each(shape, wrong, seen.steps)[0]
     found = {"held": held, "held_stride": slots, "visible_slots": slots}
     if seen.is_plain:
-        fed_at = seen.fed_at.expand(num_sequences, slots).contiguous()
-        found |= {"steps": seen.steps.expand(num_sequences, lanes).contiguous(), "fed_at": fed_at}
-        _check_int64(held=held, steps=found["steps"], fed_at=fed_at)
-        return found
+        return found | {"steps": steps, "fed_at": fed_at}
     mask = seen.mask()
     if mask.dtype != torch.bool or not mask.is_cpu:
         raise ValueError(f"visible must be bool on the cpu, got {_kind_of(mask)}")
-    mask = mask.expand(num_sequences, lanes, slots).contiguous()
+    mask = _of_each((*shape, slots), "a mask must be (S, L, M) or (L, M)", mask)[0]
     return found | {"visible": mask if mask.numel() else mask.new_empty(1)}
+
+
+def _of_each(shape: Sequence[int], wrong: str, *given: Tensor) -> list[Tensor]:
+    """Give all sequences what has no dimension of them, in one piece; or raise ValueError."""
+    shapes = tuple(shape), tuple(shape[1:])
+    _check_shapes(all(one.shape in shapes for one in given), wrong, *given)
+    return [one.expand(shape).contiguous() for one in given]
 
 
 def check_draw(logits: Tensor, draw: Draw) -> None:

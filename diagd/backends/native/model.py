@@ -127,31 +127,30 @@ class NativeModel(CausalModel):
 
         What does not fit is a ValueError before memory is touched, too many lanes a MemoryError.
         """
-        if tokens.ndim == 2 and {positions.ndim, slots.ndim} == {1}:
-            positions, slots = positions.expand(tokens.shape), slots.expand(tokens.shape)
-        check_step(tokens, positions, slots, seen)
-        sequences, lanes = tokens.shape
+        tokens, at, slots = check_step(tokens, positions, slots, seen)
+        (sequences, lanes), told = tokens.shape, seen_fields(seen, tokens.shape)
         self._check_cache(cache, first, sequences)
         self._laid_out.check_room(sequences, lanes, cache.num_slots, self.num_threads)
-        if seen.shape[1] > cache.num_slots or logits_to_keep < 0:
+        if told["visible_slots"] > cache.num_slots or logits_to_keep < 0:
             raise ValueError(
-                f"seen must have at most {cache.num_slots} slots, got {seen.shape[1]}, and "
+                f"seen must have at most {cache.num_slots} slots, got {told['visible_slots']}, and "
                 f"logits_to_keep must be 0 or more, got {logits_to_keep}"
             )
         keep = min(logits_to_keep or lanes, lanes)
         logits = torch.empty(sequences, keep, whole_blocks(self.vocab_size, self._laid_out.block))
-        given = {"tokens": tokens, "at": positions, "slots": slots}
         step = StepRecord(
             sequences=sequences,
             lanes=lanes,
             first=first,
             keep=keep,
             threads=self.num_threads,
+            tokens=tokens,
+            at=at,
+            slots=slots,
             logits=logits,
             seconds=self.seconds,
             **cache.fields,
-            **seen_fields(seen, sequences),
-            **{name: one.contiguous() for name, one in given.items()},
+            **told,
         )
         check_step_end(self._decode(ctypes.byref(self._laid_out.record), ctypes.byref(step)), step)
         return logits[..., : self.vocab_size]

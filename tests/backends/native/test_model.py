@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from diagd.backends.native import boundary
 from diagd.backends.native.model import NativeModel
 from diagd.backends.prepare import prepare
 from diagd.decoding.engine import Lanes
 from diagd.decoding.generate_tokens import generate_tokens
-from diagd.decoding.model import Buffers, ModelWrapper, Step, StepFunction
+from diagd.decoding.model import Buffers, Drawing, ModelWrapper, Step, StepFunction
 from diagd.decoding.sampling import Draw, SamplingOptions, ValidRanges
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.models.attention import SlotRule
+from diagd.decoding.visibility import Seen
 from tests.models.feeding import feed
 from tests.models.tiny import random_tokens, tiny_model
 
@@ -64,6 +65,11 @@ def test_float32_stays_exact_where_the_largest_activation_matters_least():
     assert (fed - exact).abs().max() < 3e-6 * exact.abs().max()
 
 
+def causal(positions: Tensor, held: Tensor) -> Seen:
+    """See all that is not later."""
+    return Seen(positions, positions, held, held)
+
+
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
 def test_the_bits_of_a_lane_are_its_own_past_every_tile(weights):
     """Keys in two parts, weights in two panels, rows in many groups."""
@@ -74,8 +80,8 @@ def test_the_bits_of_a_lane_are_its_own_past_every_tile(weights):
         cache, fed, at = native.make_cache(1, 700), [], 0
         for size in chunks:
             slots = torch.arange(at, at + size)
-            mask = torch.ones(size, at + size, dtype=torch.bool).tril(at)
-            fed.append(native.forward(tokens[:, slots], slots, slots, mask, cache))
+            seen = causal(slots, torch.arange(at + size))
+            fed.append(native.forward(tokens[:, slots], slots, slots, seen, cache))
             at += size
         return torch.cat(fed, dim=1)
 
@@ -86,13 +92,24 @@ def test_the_bits_of_a_lane_are_its_own_past_every_tile(weights):
 
 def test_a_lane_that_sees_nothing_poisons_nobody():
     native, tokens = NativeModel(tiny_model()), random_tokens(1, 2)
-    cache, slots = native.make_cache(1, 4), torch.arange(2)
+    cache, slots, no_slots = native.make_cache(1, 4), torch.arange(2), torch.arange(0)
     visible = torch.tensor([[True, False], [False, False]])
-    assert native.forward(tokens, slots, slots, visible, cache).isfinite().all()
-    for seen in (visible[:, :0], torch.ones(2, 0, dtype=torch.bool)):  # no slot to see at all
+    for seen in (
+        Seen.of_mask(visible, slots, slots),
+        Seen.of_mask(visible[:, :0], slots, no_slots),  # no slot to see at all
+        Seen.of_mask(torch.ones(2, 0, dtype=torch.bool), slots, no_slots),
+        causal(slots, no_slots),
+        Seen(slots, slots, slots + 9, slots),
+    ):
         assert native.forward(tokens, slots, slots, seen, cache).isfinite().all()
-    nothing = native.see(slots, slots, torch.arange(0), torch.arange(0))
-    assert native.forward(tokens, slots, slots, nothing, cache).isfinite().all()
+
+
+PAIR = torch.arange(2)
+
+
+def masked(visible: Tensor) -> Seen:
+    lanes, slots = visible.shape
+    return Seen.of_mask(visible, torch.arange(lanes), torch.arange(slots))
 
 
 @pytest.mark.parametrize(
@@ -103,30 +120,43 @@ def test_a_lane_that_sees_nothing_poisons_nobody():
         ({"slots": torch.tensor([-1, 0])}, "a token, position or slot is out of range"),
         ({"slots": torch.tensor([0, 5])}, "a token, position or slot is out of range"),
         ({"slots": torch.tensor([0.0, 1.0])}, "slots must be int64 on the cpu, got torch.float32"),
-        ({"visible": torch.ones(2, 2)}, "visible must be bool on the cpu, got torch.float32"),
+        ({"seen": masked(torch.ones(2, 2))}, "visible must be bool on the cpu, got torch.float32"),
         ({"positions": torch.arange(2, device="meta")}, "must be int64 on the cpu, .* on meta"),
         (
-            {"visible": torch.ones(3, 2, dtype=torch.bool)},
-            r"got \(1, 2\), \(2,\), \(2,\), \(3, 2\)",
+            {"seen": masked(torch.ones(3, 2, dtype=torch.bool))},
+            r"got \(1, 2\), \(2,\), \(2,\), \(3,\)",
         ),
-        ({"visible": torch.ones(2, 6, dtype=torch.bool)}, "at most 5 columns, got 6"),
-        ({"visible": torch.ones(2, dtype=torch.bool)}, r"tokens must be \(B, L\)"),
-        ({"positions": torch.arange(0)}, r"positions and slots \(L,\)"),
-        ({"slots": torch.arange(1)}, r"positions and slots \(L,\)"),
-        ({"tokens": torch.zeros(2, dtype=torch.int64)}, r"tokens must be \(B, L\)"),
-        ({"tokens": torch.zeros(2, 2, dtype=torch.int64)}, "cache must be .* for a batch of 2"),
-        ({"visible": SlotRule(*[torch.ones(2, 0).long()] * 3)}, r"steps must be \(L,\)"),
-        ({"visible": SlotRule(torch.arange(2), *[torch.tensor(1)] * 2)}, r"fed_at \(M,\)"),
-        ({"visible": SlotRule(*[torch.arange(3)] * 3)}, r"visible \(L, M\)"),
+        ({"seen": masked(torch.ones(2, 6, dtype=torch.bool))}, "at most 5 slots, got 6"),
+        (
+            {"seen": Seen.of_mask(torch.ones(2, 3, dtype=torch.bool), PAIR, PAIR)},
+            r"a mask must be \(S, L, M\)",
+        ),
+        (
+            {"seen": Seen.of_mask(torch.ones(2, 2, dtype=torch.bool), PAIR, PAIR.float())},
+            "held must be int64 on the cpu, got torch.float32",
+        ),
+        ({"seen": Seen(PAIR.expand(3, 2), *[PAIR] * 3)}, r"of as many lanes as see"),
+        ({"seen": Seen(PAIR, PAIR.expand(3, 2), PAIR, PAIR)}, r"steps must be \(S, L\)"),
+        ({"seen": Seen(PAIR, torch.arange(3), PAIR, PAIR)}, r"steps must be \(S, L\)"),
+        ({"seen": Seen(PAIR, PAIR, PAIR, torch.arange(3))}, r"held and fed_at \(S, M\)"),
+        ({"seen": Seen(PAIR, PAIR, PAIR.expand(2, 2), PAIR)}, r"held and fed_at \(S, M\)"),
+        ({"seen": Seen(PAIR, PAIR, PAIR, PAIR.int())}, "fed_at must be int64 on the cpu"),
+        ({"seen": causal(torch.arange(3), PAIR)}, r"of as many lanes as see"),
+        ({"positions": torch.arange(0)}, r"positions and slots, too, or \(L,\)"),
+        ({"slots": torch.arange(1)}, r"positions and slots, too, or \(L,\)"),
+        ({"tokens": torch.zeros(2, dtype=torch.int64)}, r"tokens must be \(S, L\)"),
+        ({"tokens": torch.zeros(3, 2, dtype=torch.int64)}, "has 2 sequences, got 3 from 0 on"),
+        ({"first": 2}, "has 2 sequences, got 1 from 2 on"),
+        ({"first": -1}, "has 2 sequences, got 1 from -1 on"),
         ({"logits_to_keep": -1}, "logits_to_keep must be 0 or more, got -1"),
         (
             {
                 "tokens": torch.zeros(1, 1, dtype=torch.int64).expand(1, 2**20),
                 "positions": torch.zeros(1, dtype=torch.int64).expand(2**20),
                 "slots": torch.zeros(1, dtype=torch.int64).expand(2**20),
-                "visible": torch.ones(1, 1, dtype=torch.bool).expand(2**20, 1),
+                "seen": causal(torch.zeros(1, dtype=torch.int64).expand(2**20), torch.arange(1)),
             },
-            r"B \* L from 1 to 131072",
+            r"S \* L from 1 to 131072",
         ),
     ],
 )
@@ -134,12 +164,12 @@ def test_arguments_that_do_not_fit_are_refused_before_memory_is_touched(changes,
     native = NativeModel(tiny_model())
     step = {
         "tokens": torch.zeros(1, 2, dtype=torch.int64),
-        "positions": torch.arange(2),
-        "slots": torch.arange(2),
-        "visible": torch.ones(2, 2, dtype=torch.bool),
+        "positions": PAIR,
+        "slots": PAIR,
+        "seen": masked(torch.ones(2, 2, dtype=torch.bool)),
     }
     with pytest.raises(ValueError, match=message):
-        native.forward(**{**step, **changes}, cache=native.make_cache(1, 5))
+        native.forward(**{**step, **changes}, cache=native.make_cache(2, 5))
 
 
 def fused(native: NativeModel, step: Step) -> StepFunction:
@@ -148,17 +178,23 @@ def fused(native: NativeModel, step: Step) -> StepFunction:
     return run
 
 
-def step_of(native: NativeModel, ranges: ValidRanges | None = None, **changes: Any) -> Step:
-    """A step over two rows and five slots."""
+def step_of(
+    native: NativeModel,
+    ranges: ValidRanges | None = None,
+    drawn: tuple[int, ...] = (2,),
+    **changes: Any,
+) -> Step:
+    """A step over two sequences of five slots, so many of them drawn in one way."""
     memory = {
         "tokens": torch.zeros(2, 5, dtype=torch.int64),
-        "held": torch.arange(5),
-        "fed_at": torch.arange(5),
+        "held": torch.arange(5).repeat(2, 1),
+        "fed_at": torch.arange(5).repeat(2, 1),
         "seeds": torch.arange(2),
         "cache": native.make_cache(2, 5),
     }
     ranges = ranges or ValidRanges(3, 50, torch.tensor([3, 50]).repeat(2, 3, 1))
-    return Step(Buffers(**{**memory, **changes}), SamplingOptions(), ranges)
+    drawings = tuple(Drawing(count, SamplingOptions(), ranges) for count in drawn)
+    return Step(Buffers(**{**memory, **changes}), drawings)
 
 
 @pytest.mark.parametrize(
@@ -166,16 +202,28 @@ def step_of(native: NativeModel, ranges: ValidRanges | None = None, **changes: A
     [
         ({"tokens": torch.zeros(2, 5)}, "tokens must be int64 on the cpu, got torch.float32"),
         ({"tokens": torch.arange(10).view(5, 2).T}, "all contiguous"),
-        ({"held": torch.arange(4)}, r"got \(2, 5\), \(4,\), \(5,\), \(2,\)"),
-        ({"seeds": torch.arange(3)}, r"seeds \(B,\)"),
-        ({"cache": None}, "cache must be made by this model for a batch of 2"),
+        ({"held": torch.arange(5)}, r"got \(2, 5\), \(5,\), \(2, 5\), \(2,\)"),
+        ({"fed_at": torch.arange(4).repeat(2, 1)}, r"got \(2, 5\), \(2, 5\), \(2, 4\), \(2,\)"),
+        ({"seeds": torch.arange(3)}, r"seeds \(S,\)"),
+        ({"cache": None}, "cache must be made by this model"),
         ({"ranges": ValidRanges(3, 51, None)}, r"valid ids must be in \[0, 50\), got \[3, 51\)"),
+        ({"drawn": (1,)}, "expected drawings of 2 sequences, got 1"),
     ],
 )
 def test_memory_that_does_not_fit_a_fused_step_is_refused(changes, message):
     native = NativeModel(tiny_model())
     with pytest.raises(ValueError, match=message):
         native.make_step(step_of(native, **changes))
+
+
+def test_a_cache_of_fewer_sequences_or_slots_is_no_memory_of_a_fused_step():
+    native = NativeModel(tiny_model())
+    for sizes, message in (
+        ((1, 5), "has 1 sequences, got 2 from 0 on"),
+        ((2, 6), "must have 5 slots"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            native.make_step(step_of(native, cache=native.make_cache(*sizes)))
 
 
 @pytest.mark.parametrize(
@@ -185,18 +233,34 @@ def test_memory_that_does_not_fit_a_fused_step_is_refused(changes, message):
 def test_a_fused_step_out_of_range_writes_no_token(field, wrong):
     native = NativeModel(tiny_model())
     step = step_of(native)
-    run, lanes, tokens = fused(native, step), torch.zeros(8, 2).long(), step.buffers.tokens
+    run, lanes, tokens = fused(native, step), torch.zeros(8, 2, 2).long(), step.buffers.tokens
     run(lanes, 5)
-    assert tokens.count_nonzero() == 2  # one a row
+    assert tokens.count_nonzero() == 2  # one a sequence
     tokens.zero_()
-    getattr(Lanes.of(lanes), field)[1] = wrong
+    getattr(Lanes.of(lanes), field)[1, 1] = wrong
     with pytest.raises(ValueError, match="out of range"):
         run(lanes, 5)
     assert not tokens.any()
 
 
+def test_each_sequence_of_a_fused_step_has_bounds_and_lanes_of_its_own():
+    native, tokens = NativeModel(tiny_model()), torch.zeros(2, 5, dtype=torch.int64)
+    step = step_of(native, tokens=tokens)
+    ranges = ValidRanges(7, 8, None), ValidRanges(3, 50, torch.tensor([9, 10]).repeat(2, 3, 1))
+    drawings = [Drawing(1, SamplingOptions(), one) for one in ranges]
+    run = fused(native, Step(step.buffers, tuple(drawings)))
+    lanes = torch.zeros(8, 2, 3, dtype=torch.int64)
+    of = Lanes.of(lanes)
+    of.slots[:], of.outputs[:] = torch.tensor([[0, 1, 2], [3, 4, 4]]), torch.tensor([1, 2, 3])
+    run(lanes, 5)
+    assert tokens.tolist() == [[0, 7, 7, 7, 0], [0, 9, 0, 0, 0]]  # padding draws nothing
+    tokens.zero_()
+    run(lanes[:, 1:], 5, 1)
+    assert tokens.tolist() == [[0] * 5, [0, 9, 0, 0, 0]]
+
+
 def test_a_step_of_one_lane_is_fused_whatever_its_stride():
-    """As of a stream of a single token, whose table of lanes is (8, 1)."""
+    """As of a stream of a single token, whose table of lanes is (8, 1, 1)."""
     native, schedule = NativeModel(tiny_model()), DiagonalSchedule.raster(TokenGrid(1, 1, 1))
     out = generate_tokens(native, random_tokens(2, 1), schedule)
     assert out.tokens.shape == (2, 1, 1, 1)
@@ -205,17 +269,27 @@ def test_a_step_of_one_lane_is_fused_whatever_its_stride():
 @pytest.mark.parametrize(
     "lanes",
     [
-        torch.zeros(8, 0, dtype=torch.int64),
-        torch.zeros(7, 2, dtype=torch.int64),
-        torch.zeros(2, 8, dtype=torch.int64).T,
-        torch.zeros(8, 1, dtype=torch.int64).expand(8, 2**16 + 1),
-        torch.zeros(8, 2, dtype=torch.int32),
+        torch.zeros(8, 2, 0, dtype=torch.int64),
+        torch.zeros(8, 0, 2, dtype=torch.int64),
+        torch.zeros(8, 2, dtype=torch.int64),
+        torch.zeros(7, 2, 2, dtype=torch.int64),
+        torch.zeros(8, 3, 2, dtype=torch.int64),
+        torch.zeros(2, 2, 8, dtype=torch.int64).permute(2, 0, 1),
+        torch.zeros(8, 2, 1, dtype=torch.int64).expand(8, 2, 2**16 + 1),
+        torch.zeros(8, 2, 2, dtype=torch.int32),
     ],
 )
 def test_lanes_that_do_not_fit_are_refused(lanes):
     native = NativeModel(tiny_model())
     with pytest.raises(ValueError, match="lanes must be"):
         fused(native, step_of(native))(lanes, 5)
+
+
+@pytest.mark.parametrize("first", [-1, 1, 2])
+def test_lanes_of_sequences_that_are_none_are_refused(first):
+    native = NativeModel(tiny_model())
+    with pytest.raises(ValueError, match=f"of 2 sequences from {first} on"):
+        fused(native, step_of(native))(torch.zeros(8, 2, 2, dtype=torch.int64), 5, first)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory so")
@@ -225,21 +299,21 @@ def test_a_step_without_memory_for_it_is_an_error(weights):
 
     lanes, slots = torch.arange(4096), torch.arange(60000)
     native = NativeModel(tiny_model(), weights)
-    cache, rule = native.make_cache(1, 60000), SlotRule(lanes, slots, slots)
+    cache, rule = native.make_cache(1, 60000), causal(lanes, slots)
     tokens = torch.zeros(1, 4096, dtype=torch.int64)
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (taken + 2**28, limits[1]))  # the mask alone takes 2**30
     try:
-        with pytest.raises(MemoryError, match=r"^no memory for 4096 lanes over 60000 slots$"):
+        with pytest.raises(MemoryError, match=r"^no memory for 1 x 4096 lanes over 60000 slots$"):
             native.forward(tokens, lanes, lanes, rule, cache, 1)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def whole_frame(native):
-    lanes, visible = torch.arange(15), torch.ones(15, 15, dtype=torch.bool).tril()
-    return native.forward(lanes[None], lanes, lanes, visible, native.make_cache(1, 15))
+    lanes = torch.arange(15)
+    return native.forward(lanes[None], lanes, lanes, causal(lanes, lanes), native.make_cache(1, 16))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory so")
@@ -253,7 +327,7 @@ def test_a_step_without_memory_for_threads_is_an_error_and_the_next_one_works(mo
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (taken + 2**26, limits[1]))  # stacks take 2**23 each
     try:
-        with pytest.raises(MemoryError, match=r"^no memory for 15 lanes over 15 slots$"):
+        with pytest.raises(MemoryError, match=r"^no memory for 1 x 15 lanes over 15 slots$"):
             whole_frame(native)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
@@ -263,8 +337,8 @@ def test_a_step_without_memory_for_threads_is_an_error_and_the_next_one_works(mo
 def test_more_lanes_than_int32_counts_in_chunks_are_a_step():
     lanes = torch.arange(15)
     native = NativeModel(tiny_model())
-    tokens, visible = torch.ones(8200, 15, dtype=torch.int64), torch.eye(15, dtype=torch.bool)
-    logits = native.forward(tokens, lanes, lanes, visible, native.make_cache(8200, 15), 1)
+    tokens, seen = torch.ones(8200, 15, dtype=torch.int64), masked(torch.eye(15, dtype=torch.bool))
+    logits = native.forward(tokens, lanes, lanes, seen, native.make_cache(8200, 16), 1)
     assert logits[0].equal(logits[-1])
 
 
@@ -273,7 +347,7 @@ def test_heads_and_steps_beyond_the_machine_are_refused_in_a_line(monkeypatch):
         NativeModel(tiny_model(head_dim=8194, num_heads=1, num_kv_heads=1))
     native, lanes = NativeModel(tiny_model()), torch.arange(2**17)
     monkeypatch.setattr(NativeModel, "num_threads", 2**20)
-    rule, cache = SlotRule(lanes, lanes[:1], lanes[:1]), native.make_cache(1, 1)
+    rule, cache = causal(lanes, lanes[:1]), native.make_cache(1, 1)
     with pytest.raises(ValueError, match=r"^a step of 1 x 131072 lanes would take [\d,.]+ GB"):
         native.forward(lanes[None], lanes, lanes, rule, cache)
 
@@ -286,7 +360,7 @@ def test_copies_are_refused_in_words(copied):
 
 def test_a_cache_of_another_model_is_refused():
     native, slots = NativeModel(tiny_model()), torch.arange(2)
-    step = torch.zeros(1, 2, dtype=torch.int64), slots, slots, slots[:, None] >= slots
+    step = torch.zeros(1, 2, dtype=torch.int64), slots, slots, causal(slots, slots)
     native.forward(*step, NativeModel(tiny_model(seed=3)).make_cache(1, 5))  # of the same kind
     others: tuple[Any, ...] = (
         NativeModel(tiny_model(), "bfloat16"),
@@ -296,16 +370,17 @@ def test_a_cache_of_another_model_is_refused():
         tiny_model(),
     )
     for other in others:
-        with pytest.raises(ValueError, match="cache must be made by this model for a batch of 1"):
+        with pytest.raises(ValueError, match="cache must be made by this model"):
             native.forward(*step, other.make_cache(1, 5))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"logits": torch.zeros(3, 50)}, r"logits must be \(B, L, V\)"),
-        ({"seeds": torch.arange(3)}, r"seeds \(B,\)"),
-        ({"rows": torch.arange(3)}, r"frames, rows and columns \(L,\)"),
+        ({"logits": torch.zeros(3, 50)}, r"logits must be \(S, L, V\)"),
+        ({"seeds": torch.arange(3)}, r"seeds \(S,\)"),
+        ({"rows": torch.arange(3)}, r"frames, rows and columns \(S, L\) or \(L,\)"),
+        ({"frames": torch.arange(4).repeat(3, 1)}, r"frames, rows and columns \(S, L\) or"),
         ({"columns": torch.zeros(4)}, "columns must be int64 on the cpu, got torch.float32"),
         ({"logits": torch.zeros(2, 4, 50, device="meta")}, "floats on the cpu, got .* on meta"),
         ({"logits": torch.zeros(2, 4, 40)}, r"valid ids must be in \[0, 40\), got \[3, 50\)"),
@@ -346,7 +421,7 @@ def test_a_top_k_beyond_32_bits_keeps_all():
 
 def test_records_of_another_size_are_refused(monkeypatch):
     monkeypatch.setattr(boundary, "StepRecord", type("StepRecord", (boundary.LayerRecord,), {}))
-    with pytest.raises(OSError, match="record step has 120 bytes, expected 168"):
+    with pytest.raises(OSError, match="record step has 128 bytes, expected 168"):
         NativeModel(tiny_model())
 
 
