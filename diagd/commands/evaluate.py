@@ -370,7 +370,7 @@ class ClipMeter:
             return world.guided(self.options.guidance), None, world.action_ids(prompt, 1, "image")
         said = world.read_text(prompt)
         assert said is not None
-        return world.guided(self.options.guidance, said), said.prompt, None
+        return world.guided(self.options.guidance, [said]), said.prompt, None
 
 
 def _check_world(world: VideoGenerator, options: EvaluateOptions, model: str) -> None:

@@ -6,14 +6,15 @@ engine computes step by step while it writes the very same tokens, past a full c
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from diagd.decoding.engine import steered
 from diagd.decoding.generate_tokens import check_ids
 from diagd.decoding.model import CausalModel
 from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid, feeds
@@ -182,9 +183,16 @@ def strategy_nll(
     check_ids(prefix, model.num_embeddings, "prefix")
     layout = SequenceLayout(grid, actions.shape[2], context_frames, num_seam_tokens=num_seam_tokens)
     schedule, length = strategy.schedule(grid), prefix.shape[1]
-    view = teacher_view(schedule, layout, length, known_row_ends=row_ends)
+    view_of = partial(teacher_view, schedule, layout, known_row_ends=row_ends)
     whole = torch.cat([prefix, in_sequence(layout, actions, tokens)], dim=1)
-    nll = view_nll(model, whole, view, context=context, num_ids=num_ids)
+    if model.scales:
+        rows = [model.prompts_of(one, row, batch_size) for row, one in enumerate(whole)]
+        extra = whole.shape[1] - length
+        views = [[view_of(len(one) - extra) for one in of_row] for of_row in rows]
+        costs = [_guided_nll(model, *row, num_ids) for row in zip(rows, views, strict=True)]
+        nll = torch.cat(costs)
+    else:
+        nll = view_nll(model, whole, view_of(length), context=context, num_ids=num_ids)
     return nll.view(batch_size, grid.num_frames, height, width - row_ends)
 
 
@@ -228,6 +236,36 @@ def view_nll(
         sees: another rule than the view's own, for studies of the rule; never true for r > q.
         context, num_ids: as in `strategy_nll`.
     """
+    parts = _logits(model, sequence, view, sees, context)
+    return torch.cat([_costs(logits, true, num_ids) for logits, true in parts], dim=1)
+
+
+def _costs(logits: Tensor, true: Tensor, num_ids: int | None) -> Tensor:
+    scores = logits[..., :num_ids].movedim(1, -1).float()
+    return functional.cross_entropy(scores, true, reduction="none")
+
+
+@torch.inference_mode()
+def _guided_nll(
+    model: CausalModel, sequences: list[Tensor], views: list[TeacherView], num_ids: int | None
+) -> Tensor:
+    """Return the costs (1, targets) of a row whose other sequences begin with other prompts."""
+    each, true = list[Tensor](), sequences[0]
+    for one, view in zip(sequences, views, strict=True):
+        logits, targets = zip(*_logits(model, one[None], view), strict=True)
+        each.append(torch.cat(logits, 1))
+        true = torch.cat(targets, 1)
+    return _costs(steered(torch.cat(each), model.scales), true, num_ids)
+
+
+def _logits(
+    model: CausalModel,
+    sequence: Tensor,
+    view: TeacherView,
+    sees: Sees | None = None,
+    context: Tensor | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the logits (B, n, V) that targets are read from, and these, (B, n), piece by piece."""
     longest, length = model.max_positions, sequence.shape[1] - 1
     if length > longest:
         raise ValueError(f"the model holds {longest} positions, the clip takes {length}")
@@ -236,7 +274,6 @@ def view_nll(
     num_lanes = len(view.positions)
     cache = model.make_cache(sequence.shape[0], num_lanes + 1, context)
     lanes = torch.arange(num_lanes, device=model.device)
-    costs: list[Tensor] = []
     for start in range(0, num_lanes, LANES):
         part = lanes[start : start + LANES]
         end = start + len(part)
@@ -246,7 +283,4 @@ def view_nll(
         logits = model.forward(fed, positions, part, seen, cache)
         targets = view.targets[part]
         reads = targets >= 0
-        scores = logits[:, reads, :num_ids].movedim(1, -1).float()
-        true = sequence[:, targets[reads]]
-        costs.append(functional.cross_entropy(scores, true, reduction="none"))
-    return torch.cat(costs, dim=1)
+        yield logits[:, reads], sequence[:, targets[reads]]

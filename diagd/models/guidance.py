@@ -37,7 +37,7 @@ class GuidedModel(ModelWrapper[CausalModel]):
     ) -> None:
         is_one = isinstance(unconditional, Tensor)
         others: list[Any] = [unconditional] if is_one else list(unconditional)
-        if others and isinstance(others[0], Tensor) and others[0].ndim == 1:
+        if not is_one and others and isinstance(others[0], Tensor) and others[0].ndim == 1:
             others = [others]
         lengths = [prompt_length] if isinstance(prompt_length, int) else list(prompt_length)
         scales = tuple(scale) if isinstance(scale, Sequence) else (scale,)

@@ -7,6 +7,7 @@ rounding (8e-6) and far below any wrong detail (0.01 and more).
 import torch
 from torch import Tensor
 
+from diagd.decoding.visibility import Seen
 from diagd.models.transformer import Transformer
 from tests.golden import golden
 
@@ -28,6 +29,7 @@ def feed_in_turn(
     lanes = [torch.arange(prefill), *torch.arange(prefill, length)[:, None]]
     parts = []
     for slots in lanes:
-        visible = slots[:, None] >= torch.arange(int(slots[-1]) + 1)
-        parts.append(model.forward(tokens[:, slots], slots, slots, visible, cache))
+        held = torch.arange(int(slots[-1]) + 1)
+        seen = Seen(slots, slots, held, held)
+        parts.append(model.forward(tokens[:, slots], slots, slots, seen, cache))
     return parts[0], torch.cat(parts[1:], dim=1)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import diagd
 from diagd.backends.native.model import NativeModel
+from diagd.decoding.visibility import Seen
 from diagd.pipeline.prompts import seed_of
 from diagd.tokenizers.text import TextIds
 from tests import oracles
@@ -49,7 +50,7 @@ def check_int8(folder: Path, tokens: Tensor) -> None:
     model, (batch, length) = diagd.load_model(folder), tokens.shape
     native, slots = NativeModel(model, "int8"), torch.arange(length)
     cache = native.make_cache(batch, length + 1)
-    fed = native.forward(tokens, slots, slots, slots <= slots[:, None], cache)
+    fed = native.forward(tokens, slots, slots, Seen(slots, slots, slots, slots), cache)
     expected = model.logits(tokens)
     assert (fed - expected).std() < 0.1 * expected.std()
 

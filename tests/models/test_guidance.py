@@ -110,7 +110,7 @@ def test_a_full_context_forgets_frames_and_no_prompt():
     """After the prefix and the newest frame are prefilled again, nothing tells it from a start."""
     schedule = diagd.DiagonalSchedule.spatial(diagd.TokenGrid(1, 3, 5))
     model, prompt = guided("llama", unconditional_of(6)), prompt_of(1, context_frames=1)
-    engine = diagd.DecodingEngine(model, 3, 5, max_slots=PROMPT_LENGTH + 30, keep_frames=1)
+    engine = diagd.DecodingEngine(model, 3, 5, max_slots=6 + 30, keep_frames=1)
     engine.prefill(prompt)
     first, second = (next(engine.decode(schedule)) for _ in range(2))
     assert engine.stream.num_dropped_frames == 1
@@ -155,8 +155,16 @@ def test_emu3_writes_guided_rows_and_their_pixels():
 def test_both_prompts_count_for_the_context():
     model = guided("llama", unconditional_of(9))
     assert (model.vocab_size, model.num_embeddings, model.device.type) == (40, 40, "cpu")
-    assert model.max_positions == 160 - (9 - PROMPT_LENGTH)
-    assert guided("llama", unconditional_of(2)).max_positions == 160
+    assert (model.max_positions, model.scales) == (160, (SCALE,))
+    for length, taken in ((9, 24), (2, 19)):
+        engine = diagd.DecodingEngine(guided("llama", unconditional_of(length)), 3, 5, max_slots=18)
+        message = f"prompt and one frame take {taken} slots, the context holds 18"
+        with pytest.raises(ValueError, match=message):
+            engine.prefill(prompt_of(), 0)
+    engine = diagd.DecodingEngine(model, 3, 5, max_slots=24)
+    engine.prefill(prompt_of(), 0)
+    assert engine.stream.window == 1
+    assert engine.batch.num_sequences == 2
 
 
 @pytest.mark.parametrize(
@@ -205,14 +213,13 @@ def test_our_own_models_are_guided_by_prompts_of_any_length(backend, length):
 
 
 @pytest.mark.parametrize("lengths", [(6, 2), (4, 4), (3, 1)])
-@pytest.mark.parametrize("kind", ["one cache", "native"])
+@pytest.mark.parametrize("kind", ["huggingface", "native"])
 def test_of_several_prompts_each_is_steered_away_from_by_the_one_before(kind, lengths):
     if kind == "native":
         plain = tiny_model(num_action_tokens=0, **KINDS["chameleon"])
         model, full = NativeModel(plain), partial(own_logits, plain)
     else:
         model, full = diagd.HuggingFaceModel(architecture("llama")), "llama"
-    assert model.takes_rows is (kind == "one cache")
     others = [random_tokens(1, one, seed=one, vocab_size=40) for one in lengths]
     schedule, scales, prompt = diagd.DiagonalSchedule(GRID, 2, 4), (SCALE, 1.5), prompt_of(2)
     steered = GuidedModel(model, others, PROMPT_LENGTH, scales)
@@ -220,7 +227,7 @@ def test_of_several_prompts_each_is_steered_away_from_by_the_one_before(kind, le
     logits_fn = guided_logits(full, *others, scales=scales)
     expected = oracles.diagonal_reference(logits_fn, prompt, 2, 3, 5, row_lag=2, frame_lag=4)
     assert torch.equal(out.tokens, expected)
-    assert steered.max_positions == model.max_positions - max(0, lengths[0] - PROMPT_LENGTH)
+    assert (steered.max_positions, steered.scales) == (model.max_positions, scales)
     with pytest.raises(ValueError, match="expected a scale for each of 2 prompts, got 1"):
         GuidedModel(model, others, PROMPT_LENGTH, SCALE)
 
@@ -234,7 +241,8 @@ def test_positions_on_a_grid_are_not_shifted():
 
 def test_a_batch_without_its_unconditional_prompts_is_refused():
     model = guided("llama", unconditional_of(2, batch_size=2))
+    engine = diagd.DecodingEngine(model, 3, 5, batch_size=3)
     with pytest.raises(ValueError, match="expected 1 or 3 unconditional prompts, got 2"):
-        model.make_cache(3, 8)
+        engine.prefill(prompt_of(3), 0)
     with pytest.raises(ValueError, match="context must be None: this model has no cross-attention"):
         model.make_cache(2, 8, torch.zeros(1, 3, 8))

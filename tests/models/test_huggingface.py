@@ -35,6 +35,7 @@ from transformers import (
 )
 
 import diagd
+from diagd.decoding.visibility import Seen
 from diagd.models.huggingface import HuggingFaceModel
 from tests import oracles
 from tests.models.architectures import ARCHITECTURES, architecture
@@ -109,16 +110,21 @@ def test_diagonals_write_what_the_cache_free_reference_writes(name, row_lag, fra
     assert torch.equal(out.tokens, expected)
 
 
+def causal(slots: torch.Tensor) -> Seen:
+    return Seen(slots, slots, slots, slots)
+
+
 @torch.no_grad()
 def test_batch_rows_may_see_and_stand_differently():
     model, tokens = HuggingFaceModel(make("gpt2")), random_tokens(2, 4)
     slots, tril = torch.arange(4), torch.ones(4, 4, dtype=torch.bool).tril()
     positions = torch.stack([slots, slots + 3])
     visible = torch.stack([tril, tril & (slots != 1) | torch.eye(4, dtype=torch.bool)])
-    both = model.forward(tokens, positions, slots, visible, model.make_cache(2, 5))
+    seen = Seen.of_mask(visible, positions, slots)
+    both = model.forward(tokens, positions, slots, seen, model.make_cache(2, 5))
     for row in range(2):
-        cache = model.make_cache(1, 5)
-        alone = model.forward(tokens[row : row + 1], positions[row], slots, visible[row], cache)
+        cache, seen = model.make_cache(1, 5), Seen.of_mask(visible[row], positions[row], slots)
+        alone = model.forward(tokens[row : row + 1], positions[row], slots, seen, cache)
         torch.testing.assert_close(both[row : row + 1], alone, **TOLERANCE)
 
 
@@ -128,14 +134,14 @@ def test_the_mask_has_all_batch_rows():
     config = XGLMConfig(vocab_size=50, d_model=24, ffn_dim=40, num_layers=2, attention_heads=4)
     model, tokens = HuggingFaceModel(XGLMForCausalLM(config)), random_tokens(2, 6)
     slots = torch.arange(6)
-    fed = model.forward(tokens, slots, slots, slots <= slots[:, None], model.make_cache(2, 6))
+    fed = model.forward(tokens, slots, slots, causal(slots), model.make_cache(2, 6))
     torch.testing.assert_close(fed, model.logits(tokens), **TOLERANCE)
 
 
 def test_logits_to_keep_may_name_lanes():
     model, tokens, keep = HuggingFaceModel(make("llama")), random_tokens(2, 4), torch.tensor([1, 3])
-    lanes, visible = torch.arange(4), torch.ones(4, 4, dtype=torch.bool).tril()
-    kept = model.forward(tokens, lanes, lanes, visible, model.make_cache(2, 5), keep)
+    lanes = torch.arange(4)
+    kept = model.forward(tokens, lanes, lanes, causal(lanes), model.make_cache(2, 5), keep)
     torch.testing.assert_close(kept, model.logits(tokens)[:, keep], **TOLERANCE)
 
 
@@ -181,14 +187,14 @@ def test_an_offloaded_model_writes_what_it_writes_in_memory():
 
 def test_the_cache_allocates_once():
     model, lanes = HuggingFaceModel(make("llama")), torch.arange(3)
-    cache, visible = model.make_cache(1, 7), torch.ones(3, 3, dtype=torch.bool).tril()
+    cache = model.make_cache(3, 7)
     pointers = set()
-    for _ in range(2):
-        model.forward(random_tokens(1, 3), lanes, lanes, visible, cache)
+    for first in range(2):
+        model.forward(random_tokens(1, 3), lanes, lanes, causal(lanes), cache, 0, first)
         layer: Any = cache.layers[0]
         keys = layer.keys
         assert keys is not None
-        assert keys.shape == (1, 2, 7, 8)  # batch, kv heads, slots, head_dim
+        assert keys.shape == (3, 2, 7, 8)  # sequences, kv heads, slots, head_dim
         pointers.add(keys.data_ptr())
     assert len(pointers) == 1
 

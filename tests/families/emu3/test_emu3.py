@@ -247,7 +247,7 @@ def test_what_users_get_wrong_is_said_in_one_line(folder, world, command, tmp_pa
     refused("this model reads no text", "--text", "a", model="doom")
     with pytest.raises(ValueError, match="makes images from texts: expected a text, got Tensor"):
         world.generate(text=torch.zeros(1, 2, 3))
-    with pytest.raises(ValueError, match="makes images from texts: expected a text, got list"):
+    with pytest.raises(ValueError, match="text must be one, or 1 of a batch, got 2"):
         world.generate(text=[TEXT, ""])  # a guidance pair is not a batch
     with pytest.raises(ValueError, match="not a stream: call generate"):
         world.start(None)

@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, T5EncoderModel
 import diagd
 from diagd.backends.native.model import NativeModel
 from diagd.decoding.sampling import SamplingOptions
+from diagd.decoding.visibility import Seen
 from diagd.families.checkpoints import build_model, find_model
 from diagd.models.guidance import VectorPrompt
 from diagd.models.huggingface import HuggingFaceModel
@@ -141,11 +142,10 @@ def test_logits_are_those_of_the_plain_model(weights, released, world, text):
     for prompt in (ids.prompt, ids.unconditional):
         tokens = torch.cat([prompt, codes], 1)
         slots = torch.arange(tokens.shape[1])
-        model = world.guided(1.0, ids)
-        cache = model.make_cache(1, len(slots) + 1)
-        seen = slots <= slots[:, None]
+        model = world.guided(1.0, [ids])
+        cache, seen = model.make_cache(1, len(slots) + 1), Seen(slots, slots, slots, slots)
         logits = model.forward(tokens, slots, slots, seen, cache)
-        expected = full(tokens, slots, seen)
+        expected = full(tokens, slots, seen.mask())
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
         assert expected.std() > 0.5
 
@@ -180,9 +180,9 @@ def test_int8_keeps_close_to_float32(released):
         world = world_of(released, prepare)
         ids = read(world, TEXT)
         tokens = torch.cat([ids.prompt, torch.tensor([[3]])], 1)
-        model, slots = world.guided(1.0, ids), torch.arange(tokens.shape[1])
-        cache = model.make_cache(1, len(slots) + 1)
-        logits.append(model.forward(tokens, slots, slots, slots <= slots[:, None], cache))
+        model, slots = world.guided(1.0, [ids]), torch.arange(tokens.shape[1])
+        cache, seen = model.make_cache(1, len(slots) + 1), Seen(slots, slots, slots, slots)
+        logits.append(model.forward(tokens, slots, slots, seen, cache))
     assert (logits[0] - logits[1]).std() < 0.1 * logits[0].std()
 
 

@@ -11,6 +11,7 @@ from diagd.backends.native.model import NativeModel
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.visibility import Seen
 from diagd.families.checkpoints import build_model, find_model, load_model, save_model
 from diagd.families.presets import PRESETS
 from diagd.models.guidance import GuidedModel
@@ -142,8 +143,8 @@ def test_int8_keeps_close_to_float32(model):
     tokens, slots = torch.tensor([[CODES + LABEL, 3]]), torch.arange(2)
     logits = []
     for prepared in (model, NativeModel(model, "int8")):
-        cache = prepared.make_cache(1, 3)
-        logits.append(prepared.forward(tokens, slots, slots, causal(2), cache)[..., :CODES])
+        cache, seen = prepared.make_cache(1, 3), Seen(slots, slots, slots, slots)
+        logits.append(prepared.forward(tokens, slots, slots, seen, cache)[..., :CODES])
     assert (logits[0] - logits[1]).std() < 0.1 * logits[0].std()
 
 
