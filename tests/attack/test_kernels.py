@@ -15,7 +15,7 @@ from torch import Tensor
 from diagd.backends.native.model import NativeModel
 from diagd.backends.native.weights import NativeDType
 from diagd.decoding.sampling import Draw, SamplingOptions, ValidRanges, sample
-from diagd.models.attention import SlotRule
+from diagd.decoding.visibility import Seen
 from tests.models.tiny import KINDS, tiny_model
 
 pytestmark = pytest.mark.slow
@@ -45,22 +45,29 @@ def tensors(draw: Any, shape: tuple[int, ...], right: torch.dtype) -> Tensor:
 
 
 @st.composite
-def rules(draw: Any, lanes: int, seen: int) -> SlotRule:
-    sizes = [(lanes,), (seen,), (seen,)]
-    return SlotRule(*(draw(tensors(size, torch.int64)) for size in sizes))
+def seen_by(draw: Any, sequences: int, lanes: int, slots: int) -> Seen:
+    """Draw who sees whom, of each sequence or of all, by the rule or by a mask."""
+    of_each = (sequences,) * draw(st.integers(0, 1))
+    sizes = [(*of_each, count) for count in (lanes, lanes, slots, slots)]
+    positions, steps, held, fed_at = (draw(tensors(size, torch.int64)) for size in sizes)
+    if draw(st.booleans()):
+        return Seen(positions, steps, held, fed_at)
+    return Seen.of_mask(draw(tensors((*of_each, lanes, slots), torch.bool)), positions, held)
 
 
 @st.composite
-def steps(draw: Any) -> tuple[tuple[Tensor, ...], int, int, int]:
-    batch, lanes, seen = draw(SIZES), draw(SIZES), draw(SIZES)
+def steps(draw: Any) -> tuple[tuple[Any, ...], int, int, int, int]:
+    sequences, lanes, slots = draw(SIZES), draw(SIZES), draw(SIZES)
+    of_lanes = (lanes,) if draw(st.booleans()) else (sequences, lanes)
     step = (
-        draw(tensors((batch, lanes), torch.int64)),
-        draw(tensors((lanes,), torch.int64)),
-        draw(tensors((lanes,), torch.int64)),
-        draw(st.one_of(tensors((lanes, seen), torch.bool), rules(lanes, seen))),
+        draw(tensors((sequences, lanes), torch.int64)),
+        draw(tensors(of_lanes, torch.int64)),
+        draw(tensors(of_lanes, torch.int64)),
+        draw(seen_by(sequences, lanes, slots)),
     )
-    rows = batch if draw(st.integers(0, 5)) else draw(SIZES)
-    return step, max(1, rows), draw(st.sampled_from([1, 8, 33, 34])), draw(INTEGERS)
+    first = draw(st.sampled_from([0, 0, 0, 1, 2, -1]))
+    cached = sequences + max(first, 0) if draw(st.integers(0, 5)) else draw(SIZES)
+    return step, max(1, cached), draw(st.sampled_from([1, 8, 33, 34])), draw(INTEGERS), first
 
 
 MODELS = {
@@ -81,17 +88,17 @@ MODELS = {
 def test_a_step_of_anything_is_computed_or_refused(
     of: tuple[str, NativeDType], cached_by: tuple[str, NativeDType], same: int, step: Any
 ) -> None:
-    arguments, batch, slots, keep = step
+    arguments, cached, slots, keep, first = step
     model = MODELS[of]
-    cache = MODELS[cached_by if not same else of].make_cache(batch, slots)
+    cache = MODELS[cached_by if not same else of].make_cache(cached, slots)
     try:
-        logits = model.forward(*arguments, cache=cache, logits_to_keep=keep)
+        logits = model.forward(*arguments, cache=cache, logits_to_keep=keep, first=first)
     except ValueError:
         event("refused")
     else:
         event("computed")
         assert logits.isfinite().all()
-        assert logits.shape[0] == batch
+        assert 0 <= first <= first + logits.shape[0] <= cached
 
 
 @st.composite
@@ -116,7 +123,8 @@ def draws(draw: Any) -> tuple[Tensor, Draw]:
         exclusive_top_p=draw(st.booleans()),
     )
     seeds = draw(tensors((batch,), torch.int64))
-    frames = draw(tensors((lanes,), torch.int64))
+    of_lanes = (lanes,) if draw(st.booleans()) else (batch, lanes)
+    frames = draw(tensors(of_lanes, torch.int64))
     places = torch.arange(lanes) % 2
     ranges = ValidRanges(low, high, by_place)
     return logits, Draw(options, ranges, seeds, frames, places, places)

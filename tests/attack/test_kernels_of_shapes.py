@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from diagd.backends.native.model import NativeModel
+from diagd.decoding.visibility import Seen
 from diagd.models.transformer import Transformer
 from tests.models.tiny import KINDS, tiny_model
 
@@ -51,14 +52,18 @@ def odd_shape(chance: random.Random) -> dict[str, Any]:
     }
 
 
+def causal(positions: Tensor, held: Tensor) -> Seen:
+    """See all that is not later."""
+    return Seen(positions, positions, held, held)
+
+
 def step_of(model: Transformer, native: NativeModel, batch: int, lanes: int) -> tuple[Tensor, ...]:
     both: tuple[Any, ...] = model, native
     tokens = torch.randint(model.vocab_size, (batch, lanes))
     at = torch.arange(lanes)
-    visible = torch.ones(lanes, lanes, dtype=torch.bool).tril()
     with torch.inference_mode():
         return tuple(
-            one.forward(tokens, at, at, visible, one.make_cache(batch, lanes + 1), 3)
+            one.forward(tokens, at, at, causal(at, at), one.make_cache(batch, lanes + 1), 3)
             for one in both
         )
 
@@ -92,13 +97,13 @@ def test_ten_thousand_lanes_are_a_step_and_none_is_refused(weights: Any) -> None
     model = tiny_model(max_positions=16_384)
     native = NativeModel(model, weights)
     lanes = torch.arange(10_000)
-    rule = native.see(lanes, lanes, torch.arange(100), torch.full((100,), -1))
+    seen = causal(lanes, torch.arange(100))
     tokens = torch.ones(1, 10_000, dtype=torch.int64)
-    logits = native.forward(tokens, lanes, lanes % 100, rule, native.make_cache(1, 100))
+    logits = native.forward(tokens, lanes, lanes % 100, seen, native.make_cache(1, 101))
     assert logits.isfinite().all()
     none = torch.empty(0, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"with B \* L from 1 to"):
-        native.forward(none[None], none, none, rule, native.make_cache(1, 100))
+    with pytest.raises(ValueError, match=r"with S \* L from 1 to"):
+        native.forward(none[None], none, none, seen, native.make_cache(1, 101))
 
 
 def test_two_models_in_two_threads_do_not_meet() -> None:
@@ -109,10 +114,10 @@ def test_two_models_in_two_threads_do_not_meet() -> None:
     def work(which: int) -> None:
         generator = torch.Generator().manual_seed(which)
         for lanes in (1, 20, 3, 50) * 10:
-            at, visible = torch.arange(lanes), torch.ones(lanes, lanes, dtype=torch.bool).tril()
+            at = torch.arange(lanes)
             tokens = torch.randint(44, (2, lanes), generator=generator)
             found, expected = (
-                one.forward(tokens, at, at, visible, one.make_cache(2, lanes + 1))
+                one.forward(tokens, at, at, causal(at, at), one.make_cache(2, lanes + 1))
                 for one in pairs[which]
             )
             wrong.extend([which] * (not is_close(found, expected, "float32")))

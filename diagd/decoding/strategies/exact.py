@@ -254,15 +254,16 @@ def best_num_lanes(costs: dict[int, float]) -> int:
 
 
 def _dry_step(stream: Stream, num_lanes: int) -> float:
-    """Return the median seconds of steps that leave no trace; the first two compile and capture."""
-    zero = torch.zeros(1, dtype=torch.int64)
-    here, scratch = zero + max(stream.num_used, 1) - 1, zero + stream.batch.scratch
-    lane = Lanes(here, scratch, stream.slots_at(here), scratch, zero, zero, zero, zero)
-    table = torch.stack(lane)[:, None].repeat(1, stream.num_sequences, 1)
+    """Return the median seconds of steps that nobody sees; the first two compile and capture."""
+    zero = torch.zeros(num_lanes, dtype=torch.int64)
+    here = zero - 1 if stream.num_used else zero
+    # not at scratch, for padding costs our kernels nothing: where nothing is written yet
+    ahead = torch.arange(num_lanes) % stream.frame.slots_per_frame
+    table = stream.place(torch.stack([here, ahead, here, zero + SCRATCH, *[zero] * 4]))
     fed_at, seconds = stream.fed_at.clone(), list[float]()
     for _ in range(REPEATS + 2):
         started = time.perf_counter()
-        step, drafted = _ask(stream, table, [0] * num_lanes, 0)
+        step, drafted = _ask(stream, table, [*range(num_lanes)], 0)
         stream.batch.run([(stream, step)])
         _changed(stream, step, drafted)
         seconds.append(time.perf_counter() - started)

@@ -4,12 +4,14 @@ import torch
 
 import diagd
 from diagd.backends.native.model import NativeModel
+from diagd.decoding.engine import Batch, Lanes
 from diagd.decoding.strategies.exact import (
     TOKENS_PER_STEP,
     best_num_lanes,
     step_costs,
     time_steps,
 )
+from diagd.models.guidance import GuidedModel
 from tests.models.tiny import random_tokens, tiny_model
 
 LANES = list(TOKENS_PER_STEP)
@@ -28,6 +30,30 @@ def test_costs_are_measured_once_and_leave_no_trace():
     assert all(map(torch.equal, before, after))
     assert step_costs(engine.stream) is costs
     assert (engine.stream.num_steps, engine.stream.num_fed) == (0, 0)
+
+
+def test_steps_that_are_timed_have_lanes_that_kernels_may_not_skip(monkeypatch):
+    """As they skip padding, which stands at scratch; and prompts of guidance stay as they are."""
+    plain, slots, run = tiny_model(), [], Batch.run
+    model = GuidedModel(plain, random_tokens(1, 8, vocab_size=44), 1, 2.0)
+
+    def noted(batch, asking):
+        slots.extend(Lanes.of(step.lanes).slots for _, step in asking)
+        run(batch, asking)
+
+    engine = diagd.DecodingEngine(model, 3, 5, num_action_tokens=2)
+    engine.prefill(random_tokens(1, 16, vocab_size=44))
+    keys = engine.batch.buffers.cache.keys[0].clone()
+    monkeypatch.setattr(Batch, "run", noted)
+    step_costs(engine.stream)
+    assert len({of.shape[1] for of in slots}) > 1
+    for of in slots:
+        assert (of >= torch.tensor([[16], [23]])).all()
+        assert (of < engine.batch.scratch).all()
+    for row, length in enumerate((16, 23)):
+        assert torch.equal(
+            engine.batch.buffers.cache.keys[0][row, :, :length], keys[row, :, :length]
+        )
 
 
 def test_lanes_that_cost_nothing_are_taken_and_dear_ones_left():
