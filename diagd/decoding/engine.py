@@ -77,20 +77,20 @@ def _draw(model: CausalModel, step: Step, lane: Lanes, logits: Tensor, first: in
         seeds = step.buffers.seeds[since : min(start, end) : stride]
         places = (field[own][::stride] for field in (lane.frames, lane.rows, lane.columns))
         draw = Draw(drawing.sampling, drawing.ranges, seeds, *places)
-        ids = model.sample(_steered(logits[own], drawing.scales), draw)
+        ids = model.sample(steered(logits[own], drawing.scales), draw)
         drawn.append(ids.repeat_interleave(stride, 0) if stride > 1 else ids)
     return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
 
 
-def _steered(logits: Tensor, scales: tuple[float, ...]) -> Tensor:
-    """Return the logits that guided streams draw from (see `Drawing`)."""
+def steered(logits: Tensor, scales: tuple[float, ...]) -> Tensor:
+    """Return the logits that guided streams draw from (see `Drawing`), of their sequences'."""
     if not scales:
         return logits
     each = [logits[prompt :: 1 + len(scales)].float() for prompt in range(1 + len(scales))]
-    steered = each[-1]
+    combined = each[-1]
     for scale, more, less in reversed(list(zip(scales, each, each[1:], strict=False))):
-        steered = steered + scale * (more - less)
-    return steered
+        combined = combined + scale * (more - less)
+    return combined
 
 
 class NextStep(NamedTuple):
@@ -100,6 +100,16 @@ class NextStep(NamedTuple):
     num_fed: int  # of them that are no padding, of a sequence
     end: int  # one past the last position that they may see
     num_whole: int  # frames of the layout that are whole before it runs
+
+
+def check_ids(ids: Tensor, limit: int, name: str) -> None:
+    """Refuse what are no int64 ids, or foreign ones."""
+    if ids.dtype != torch.int64:
+        raise ValueError(f"{name} must be int64, got {ids.dtype}")
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < limit:
+        raise ValueError(
+            f"{name} ids must be in [0, {limit}), got {int(ids.min())}..{int(ids.max())}"
+        )
 
 
 def whole_blocks(size: int, block: int) -> int:
@@ -126,6 +136,7 @@ class Batch:
         self.scratch = self.buffers.held.shape[1] - 1
         # weak, for they hold the batch: who drops a stream closes it
         self._streams: list[weakref.ref[Stream]] = []
+        self._busy: list[Stream] = []  # those that read or write
         self.num_steps = 0
         self._run: StepFunction | None = None
         self._blank = torch.zeros(8, 1, 1, dtype=torch.int64, device=self.buffers.tokens.device)
@@ -144,12 +155,14 @@ class Batch:
         sampling: SamplingOptions | None = None,
         seed: int = 0,
         *,
-        scales: Sequence[float] = (),
         max_slots: int | None = None,
         keep_frames: int | None = None,
     ) -> "Stream":
-        """Give a stream the first free sequences, 1 + len(scales) neighbours; or ValueError."""
-        needed, first = 1 + len(scales), 0
+        """Give a stream the first free sequences, a neighbour for each scale of guidance.
+
+        It is to be prefilled; arguments are those of `DecodingEngine`. ValueError if all are taken.
+        """
+        needed, first = 1 + len(self.model.scales), 0
         for stream in self.streams:
             if stream.first - first >= needed:
                 break
@@ -162,7 +175,7 @@ class Batch:
             )
         longest = self.scratch - frame.num_action_tokens
         max_slots = longest if max_slots is None else min(max_slots, longest)
-        stream = Stream(self, first, frame, tuple(scales), max_slots, keep_frames)
+        stream = Stream(self, first, frame, max_slots, keep_frames)
         stream.forget()
         self.buffers.seeds[first : first + needed] = seed
         streams = sorted([*self.streams, stream], key=lambda one: one.first)
@@ -173,7 +186,9 @@ class Batch:
     def remove(self, stream: "Stream") -> None:
         if stream not in self.streams:
             raise ValueError("the stream was closed before")
+        stream.stop()
         stream.forget()
+        self.attend_to(stream, False)
         self._streams.remove(weakref.ref(stream))
 
     def renew_step(self) -> None:
@@ -224,14 +239,26 @@ class Batch:
 
     def step(self) -> None:
         """Feed a piece of each prompt that is not read yet, and the next step of all others."""
-        if reading := [stream for stream in self.streams if stream.num_unread]:
-            self._read(reading)
-        asking = [(one, step) for one in self.streams if (step := one.asked()) is not None]
+        unread, asking = list[Stream](), list[tuple[Stream, NextStep]]()
+        for stream in self._busy:
+            if stream.num_unread:
+                unread.append(stream)
+            elif (step := stream.next_step or stream.resume()) is not None:
+                asking.append((stream, step))
+        if unread:
+            self._read(unread)
         if asking:
             self.run(asking)
             self.num_steps += 1
             for stream, step in asking:
-                stream.went(step)
+                stream.num_steps += 1
+                stream.num_fed += step.num_fed
+                stream.resume()
+
+    def attend_to(self, stream: "Stream", is_busy: bool) -> None:
+        """Let a stream take part in steps, or no longer."""
+        others = [one for one in self._busy if one is not stream]
+        self._busy = sorted([*others, stream], key=lambda one: one.first) if is_busy else others
 
     @torch.inference_mode()
     def _read(self, reading: Sequence["Stream"]) -> None:
@@ -259,7 +286,10 @@ class Batch:
             fed = memory.tokens[own].gather(1, slots)
             self.model.forward(fed, positions, slots, seen, memory.cache, 1, own.start)
             for stream in run:
-                stream.num_read += min(width, stream.num_unread)
+                stream.num_read += width
+                stream.num_unread = max(0, stream.num_unread - width)
+                if not (stream.num_unread or stream.is_writing):
+                    self.attend_to(stream, False)
 
 
 class Stream:
@@ -274,19 +304,24 @@ class Stream:
         batch: Batch,
         first: int,
         frame: SequenceLayout,
-        scales: tuple[float, ...],
         max_slots: int,
         keep_frames: int | None,
     ) -> None:
         self.batch, self.model, self.first, self.frame = batch, batch.model, first, frame
-        self.scales, self.max_slots, self.num_sequences = scales, max_slots, 1 + len(scales)
+        self.scales, self.max_slots = batch.model.scales, max_slots
+        self.num_sequences = 1 + len(self.scales)
         self.end = first + self.num_sequences
+        memory = batch.buffers
+        self.held, self.fed_at = (of[first : self.end] for of in (memory.held, memory.fed_at))
         fit = (max_slots + frame.num_leading) // frame.slots_per_frame
         self.keep_frames = max(1, fit // 2) if keep_frames is None else keep_frames
         self.reads_again = keep_frames is not None or not self.model.relative_positions
         self.shifts = [0] * self.num_sequences
+        self.by = torch.zeros_like(self.held[:, :1])  # the same, (sequences, 1)
+        self.openings: Sequence[Tensor] = ()  # of each sequence, in place of its first tokens
         self.num_used = 0  # tokens of the sequence so far, those that left included
-        self.num_prompt = self.num_read = 0  # tokens of the prompt, and of them fed
+        # tokens of the prompt, of them fed, and to be fed before step 0, which feeds the last one
+        self.num_prompt = self.num_read = self.num_unread = 0
         self.num_prefix = 0  # slots before the first context frame
         self.num_held = 0  # frames that may be seen
         self.window = 0  # frames that the context holds, the one under way included
@@ -294,7 +329,8 @@ class Stream:
         self.num_steps = self.num_fed = 0  # since the prefill; padding not counted
         self.verified: list[Any] = []  # `VerifiedStep`s since the newest call of `decode`
         self._steps: Iterator[NextStep | None] = iter(())
-        self._next: NextStep | None = None
+        self.is_writing = False
+        self.next_step: NextStep | None = None
         # frames that were laid out, of them whole, and taken
         self.num_open = self.num_whole = self.num_taken = 0
 
@@ -302,19 +338,6 @@ class Stream:
     def tokens(self) -> Tensor:
         """(sequences, slots) int64, a view; a device may have to be waited for."""
         return self.batch.buffers.tokens[self.first : self.end]
-
-    @property
-    def held(self) -> Tensor:
-        return self.batch.buffers.held[self.first : self.end]
-
-    @property
-    def fed_at(self) -> Tensor:
-        return self.batch.buffers.fed_at[self.first : self.end]
-
-    @property
-    def num_unread(self) -> int:
-        """Tokens of the prompt that are still to be fed; its last one is fed at step 0."""
-        return max(0, self.num_prompt + max(self.shifts) - 1 - self.num_read)
 
     @property
     def is_endless(self) -> bool:  # a frame that begins in a full context takes the oldest's slots
@@ -344,21 +367,47 @@ class Stream:
         self.held.fill_(-1)
         self.fed_at.fill_(NEVER)
 
-    def prefill(self, prompts: Sequence[Tensor], context_frames: int) -> None:
-        """Start anew from prompts (P,) int64, one for each sequence, which steps then read."""
+    def prompts_of(
+        self, prompt: Tensor, context_frames: int, row: int = 0, batch_size: int = 1
+    ) -> list[Tensor]:
+        """Return the prompts of the sequences of a batch row, or raise ValueError if one misfits."""
+        model, layout = self.model, self.layout(1, context_frames, len(prompt) > 0)
+        if len(prompt) < layout.context_slots:
+            raise ValueError(
+                f"context_frames={context_frames} take {layout.context_slots} tokens, "
+                f"got a prompt of {len(prompt)}"
+            )
+        check_ids(prompt, model.num_embeddings, "prompt")
+        each = model.prompts_of(prompt, row, batch_size)
+        # of an empty one, others stand in the place of actions
+        taken = layout.num_slots + (max(map(len, each)) if len(prompt) else 0)
+        if taken > self.max_slots:
+            raise ValueError(
+                f"prompt and one frame take {taken} slots, the context holds {self.max_slots}"
+            )
+        return each
+
+    def prefill(self, prompts: Sequence[Tensor], context_frames: int = 1) -> None:
+        """Start anew from what `prompts_of` returned, which steps then read."""
+        prompts = [prompt.to(self.held.device) for prompt in prompts]
         self.num_prefix = len(prompts[0]) - self.layout(1, context_frames, True).context_slots
         self.num_held = context_frames
         self.num_generated = self.num_dropped_frames = self.num_steps = self.num_fed = 0
         self.stop()
         self.verified = []
-        self._prefill(prompts)
+        # where actions are all the prompt that there is, other prompts stand in their place
+        self.openings = () if len(prompts[0]) else prompts
+        self._prefill(prompts if len(prompts[0]) else [one[:0] for one in prompts])
 
     @torch.inference_mode()
     def _prefill(self, prompts: Sequence[Tensor]) -> None:
         self.forget()
         self.shifts = [len(prompt) - len(prompts[0]) for prompt in prompts]
+        self.by = torch.tensor(self.shifts, device=self.held.device)[:, None]
         self.num_used = self.num_prompt = len(prompts[0])
-        self.num_read = 0
+        self.num_read, self.num_unread = 0, max(0, max(map(len, prompts)) - 1)
+        if self.num_unread:
+            self.batch.attend_to(self, True)
         for prompt, *state in zip(prompts, self.tokens, self.held, self.fed_at, strict=True):
             places = torch.arange(len(prompt), device=prompt.device)
             for row, values in zip(state, (prompt, places, places), strict=True):
@@ -379,9 +428,9 @@ class Stream:
         self._prefill([torch.cat([row[:prefix], row[new:end]]) for row, prefix, new, end in spans])
 
     def slots_at(self, positions: Tensor) -> Tensor:
-        """Return the slots of positions (int64): the prefix stays, the rest is a ring.
+        """Return the slots of positions (int64), both of the first sequence.
 
-        Both are those of the first sequence. SCRATCH stands at the scratch slot.
+        The prefix stays, the rest is a ring. SCRATCH stands at the scratch slot.
         """
         behind = positions - self.num_prefix
         around = self.num_prefix + behind % max(1, self.window * self.frame.slots_per_frame)
@@ -390,13 +439,6 @@ class Stream:
 
     def slots_between(self, first: int, end: int) -> Tensor:
         return self.slots_at(torch.arange(first, end, device=self.batch.buffers.tokens.device))
-
-    def shifted(self, slots: Tensor) -> Tensor:
-        """Return slots or positions (n,) of the first sequence in each, (sequences, n)."""
-        if not any(self.shifts):
-            return slots.expand(self.num_sequences, *slots.shape)
-        by = torch.tensor(self.shifts, device=slots.device).view(-1, *[1] * slots.ndim)
-        return torch.where(slots == self.batch.scratch, slots, slots + by)
 
     def write(self, slots: Tensor, ids: Tensor | int) -> None:
         """Write ids (n,) at slots (n,) of the first sequence, and where they are in the others."""
@@ -408,24 +450,28 @@ class Stream:
 
     @torch.inference_mode()
     def _put(self, rows: Tensor, slots: Tensor, values: Tensor | int) -> None:
-        if isinstance(values, int):
-            rows.scatter_(1, self.shifted(slots), values)
-        else:
-            rows.scatter_(1, self.shifted(slots), values.expand(self.num_sequences, -1))
+        places = slots + self.by
+        if (scratch := self.batch.scratch) and len(places) > 1:
+            places = torch.where(slots == scratch, scratch, places)
+        rows.scatter_(1, places, values if isinstance(values, int) else values.expand_as(places))
 
     @torch.inference_mode()
     def open(self, layout: SequenceLayout, actions: Tensor) -> None:
         """Lay frames out behind the slots in use: actions (T, n) and separators are known."""
         width, end = layout.grid.width, self.num_used + layout.num_slots
-        slots = self.slots_between(self.num_used, end)
-        used = self.shifted(torch.tensor([self.num_used], device=slots.device))
-        positions = used + torch.arange(layout.num_slots, device=slots.device)
+        positions = torch.arange(self.num_used, end, device=self.held.device)
+        slots = self.slots_at(positions)
         self.num_open, self.num_whole, self.num_taken = layout.grid.num_frames, 0, 0
-        self.held.scatter_(1, self.shifted(slots), positions)
-        before = (self.held >= 0) & (self.held < used)
-        self.fed_at.copy_(torch.where(before, -1, NEVER))
+        # in a ring the oldest stand behind the others, whatever their slots
+        before = (self.held >= 0) & (self.held < self.num_used + self.by)
+        self.fed_at.fill_(NEVER).masked_fill_(before, -1).scatter_(1, slots + self.by, NEVER)
+        self.held.scatter_(1, slots + self.by, positions + self.by)
         frames = slots.view(-1, layout.slots_per_frame)
-        self.write(frames[:, layout.action_slots].flatten(), actions.flatten())
+        if layout.num_action_tokens:
+            self.write(frames[:, layout.action_slots].flatten(), actions.flatten())
+        if not self.num_used:
+            for tokens, own in zip(self.tokens, self.openings, strict=False):
+                tokens[: len(own)] = own
         if (ids := self.ranges.row_ends) is not None:
             row_ends = frames[:, layout.token_slots[width - 1 :: width]]
             self.write(row_ends.flatten(), ids.expand_as(row_ends).flatten())
@@ -451,47 +497,35 @@ class Stream:
 
         Returns (8, sequences, n).
         """
-        lanes = lanes.clone()
-        lane = Lanes.of(lanes)
-        lane.positions.add_(self.num_used)
-        for slots in (lane.slots, lane.inputs, lane.outputs):
-            slots[slots != SCRATCH] += self.num_used
-            slots.copy_(self.slots_at(slots))
-        lane.frames.add_(self.num_generated)
         lanes = lanes[:, None].repeat(1, self.num_sequences, 1)
+        lane, slots = Lanes.of(lanes), lanes[1:4]  # where they are written, and read
+        lane.positions.add_(self.num_used)
+        lane.frames.add_(self.num_generated)
+        slots.copy_(self.slots_at(torch.where(slots == SCRATCH, SCRATCH, slots + self.num_used)))
         if any(self.shifts):
-            lane = Lanes.of(lanes)
-            lane.positions.add_(torch.tensor(self.shifts)[:, None])
-            for slots in (lane.slots, lane.inputs, lane.outputs):
-                slots.copy_(self.shifted(slots[0]))
+            by = self.by.cpu()
+            lane.positions.add_(by)
+            slots.copy_(torch.where(slots == self.batch.scratch, slots, slots + by))
         return lanes
 
     def begin(self, steps: Iterator[NextStep | None]) -> None:
         """Have the batch run steps; None lets a prompt be read, or whole frames be taken, first."""
         self.stop()
-        self.verified, self._steps = [], steps
+        self.verified, self._steps, self.is_writing = [], steps, True
+        self.batch.attend_to(self, True)
 
     def stop(self) -> None:
         """Forget the frames under way, and those that were not taken."""
-        self._steps, self._next = iter(()), None
+        self._steps, self.next_step, self.is_writing = iter(()), None, False
         self.num_open = self.num_whole = self.num_taken = 0
+        self.batch.attend_to(self, self.num_unread > 0)
 
-    def asked(self) -> NextStep | None:
-        """Return the next step, if one can run now."""
-        if self._next is None and not self.num_unread:
-            self._resume()
-        return self._next
-
-    def _resume(self) -> None:
-        self._next = next(self._steps, None)
-        if self._next is not None:
-            self.num_whole = self._next.num_whole
-
-    def went(self, step: NextStep) -> None:
-        """Count a step that has run, and have the strategy go on."""
-        self.num_steps += 1
-        self.num_fed += step.num_fed
-        self._resume()
+    def resume(self) -> NextStep | None:
+        """Let the strategy go on, whose step has run; return the next one, if one can run now."""
+        self.next_step = step = next(self._steps, None)
+        if step is not None:
+            self.num_whole = step.num_whole
+        return step
 
     def take_frame(self) -> Tensor:
         """Count the frame behind the slots in use, which is whole; return it, (height, width).

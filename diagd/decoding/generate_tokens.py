@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, int64
 
 from diagd.checks import whole
-from diagd.decoding.engine import Batch, NextStep, Stream
+from diagd.decoding.engine import Batch, NextStep, Stream, check_ids
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid
@@ -85,7 +85,7 @@ class DecodingEngine:
         if scales and context is not None and len(context) > 1:
             context = context.repeat_interleave(1 + len(scales), 0)
         self.batch = Batch(model, rows, slots, context, rule)
-        admit = partial(self.batch.admit, frame, sampling, scales=scales, keep_frames=keep_frames)
+        admit = partial(self.batch.admit, frame, sampling, keep_frames=keep_frames)
         self.streams = [admit(n, max_slots=held) for n, held in zip(seeds, holds, strict=True)]
         # weak, for it holds the streams: in a circle, dropped ones would keep the cache for a while
         self._under_way: weakref.ref[Generator[Tensor, None, None]] | None = None
@@ -134,27 +134,21 @@ class DecodingEngine:
         counts = [context_frames] * batch_size if is_number else list(context_frames)
         if len(counts) != batch_size:
             raise ValueError(f"context_frames: expected {batch_size} numbers, got {len(counts)}")
-        for stream, one, count in zip(self.streams, prompts, counts, strict=True):
-            layout = stream.layout(1, count, len(one) > 0)
-            if len(one) < layout.context_slots:
-                raise ValueError(
-                    f"context_frames={count} take {layout.context_slots} tokens, "
-                    f"got a prompt of {len(one)}"
-                )
-            check_ids(one, model.num_embeddings, "prompt")
-            model.check_prompt(one[None], count)
-        each = [model.prompts_of(one, row, batch_size) for row, one in enumerate(prompts)]
-        for stream, of_stream in zip(self.streams, each, strict=True):
-            taken = max(map(len, of_stream)) + stream.frame.num_slots
-            if taken > stream.max_slots:
-                raise ValueError(
-                    f"prompt and one frame take {taken} slots, the context holds {stream.max_slots}"
-                )
+        if is_number and isinstance(prompt, Tensor):
+            model.check_prompt(prompt, counts[0])
+        else:
+            for one, count in zip(prompts, counts, strict=True):
+                model.check_prompt(one[None], count)
+        each = [
+            stream.prompts_of(one, count, row, batch_size)
+            for row, (stream, one, count) in enumerate(
+                zip(self.streams, prompts, counts, strict=True)
+            )
+        ]
         self._close()
         self.batch.buffers.capture_seconds, self.batch.num_steps = 0.0, 0
-        device = self.batch.buffers.tokens.device
         for stream, of_stream, count in zip(self.streams, each, counts, strict=True):
-            stream.prefill([one.to(device) for one in of_stream], count)
+            stream.prefill(of_stream, count)
         while any(stream.num_unread for stream in self.streams):
             self.batch.step()
 
@@ -197,27 +191,35 @@ class DecodingEngine:
             if actions is None or actions.ndim < 2:
                 raise ValueError("num_frames is needed where there are no actions to count")
             num_frames = actions.shape[1]
+        shape = (len(self.streams), num_frames, stream.frame.num_action_tokens)
+        actions = _check_actions(actions, shape, model.num_embeddings)
         strategy = as_strategy(strategy)
-        strategy.check(stream.frame.grid)
-        layouts = [one.layout(num_frames, 0, one.num_used > 0) for one in self.streams]
-        actions = _check_actions(actions, layouts[0], len(self.streams), model.num_embeddings)
-        for one, layout in zip(self.streams, layouts, strict=True):
-            longest = max(one.shifts) + one.num_used + layout.num_slots
-            if not one.is_endless and longest > one.max_slots:
-                _check_room(one)
+        for one in self.streams:
+            _check_room(one, strategy, num_frames)
         self._close()
-        actions = actions.to(self.batch.buffers.tokens.device)
         for one, of_row in zip(self.streams, actions, strict=True):
-            one.begin(_steps(one, strategy, of_row))
+            write_frames(one, strategy, of_row)
         frames = _frames(self.batch, self.streams, num_frames)
         self._under_way = weakref.ref(frames)
         return frames
 
 
+def write_frames(stream: Stream, strategy: Strategy | str, actions: Tensor) -> None:
+    """Have a stream write a frame behind each of the actions (T, n) int64, n maybe 0, in its way.
+
+    The batch's steps then write them, and `take_frame` returns those that are whole, in order.
+    ValueError for what does not fit.
+    """
+    strategy = as_strategy(strategy)
+    _check_room(stream, strategy, len(actions))
+    check_ids(actions, stream.model.num_embeddings, "actions")
+    stream.begin(_steps(stream, strategy, actions.to(stream.held.device)))
+
+
 def _frames(batch: Batch, streams: list[Stream], count: int) -> Generator[Tensor, None, None]:
     try:
         for _ in range(count):
-            while any(stream.num_taken == stream.num_whole for stream in streams):
+            while not min([stream.num_whole - stream.num_taken for stream in streams]):
                 batch.step()
             yield torch.stack([stream.take_frame() for stream in streams])
     finally:
@@ -253,10 +255,9 @@ def _check_seeds(seed: int | list[int], batch_size: int) -> list[int]:
 
 
 def _check_actions(
-    actions: Tensor | None, layout: SequenceLayout, batch_size: int, num_embeddings: int
+    actions: Tensor | None, shape: tuple[int, int, int], num_embeddings: int
 ) -> Tensor:
-    shape = (batch_size, layout.grid.num_frames, layout.num_action_tokens)
-    if actions is None and not layout.num_action_tokens:
+    if actions is None and not shape[2]:
         return torch.empty(shape, dtype=int64)
     if actions is None or actions.shape != shape or actions.dtype != int64:
         given = None if actions is None else f"{actions.dtype} of shape {tuple(actions.shape)}"
@@ -267,11 +268,15 @@ def _check_actions(
     return actions
 
 
-def _check_room(stream: Stream) -> None:
-    """Refuse a stream that would be stuck once its context is full."""
+def _check_room(stream: Stream, strategy: Strategy, num_frames: int) -> None:
+    """Refuse a strategy of other grids, and a stream that would be stuck once its context is full."""
+    strategy.check(stream.frame.grid)
+    coming = stream.layout(num_frames, 0, stream.num_used > 0)
+    shift = max(stream.shifts)
+    if stream.is_endless or stream.num_used + shift + coming.num_slots <= stream.max_slots:
+        return
     kept, layout = stream.keep_frames, stream.layout(1, stream.keep_frames)
-    behind = layout.context_slots + layout.slots_per_frame
-    slots = stream.num_prefix + max(stream.shifts) + behind
+    slots = stream.num_prefix + shift + layout.context_slots + layout.slots_per_frame
     if slots > stream.max_slots:
         raise ValueError(
             f"keep_frames={kept} and one more frame take {slots} slots, "
@@ -279,16 +284,6 @@ def _check_room(stream: Stream) -> None:
         )
     if not kept and not stream.num_prefix and not layout.num_leading:
         raise ValueError("keep_frames must be at least 1 without prefix and actions, got 0")
-
-
-def check_ids(ids: Tensor, limit: int, name: str) -> None:
-    """Refuse what are no int64 ids, or foreign ones."""
-    if ids.dtype != int64:
-        raise ValueError(f"{name} must be int64, got {ids.dtype}")
-    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < limit:
-        raise ValueError(
-            f"{name} ids must be in [0, {limit}), got {int(ids.min())}..{int(ids.max())}"
-        )
 
 
 @dataclass(frozen=True)

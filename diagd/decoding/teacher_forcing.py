@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.decoding.engine import steered
-from diagd.decoding.generate_tokens import check_ids
+from diagd.decoding.engine import check_ids, steered
 from diagd.decoding.model import CausalModel
 from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid, feeds
 from diagd.decoding.strategies.table import Strategy

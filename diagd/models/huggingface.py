@@ -34,6 +34,7 @@ class SlotCacheLayer(StaticLayer):
     """Keys and values of one layer, each (S, heads, num_slots, D), allocated at the first step."""
 
     slots: Tensor  # (S', L) int64, where the coming step writes
+    rows: dict[torch.device, Tensor]  # the same as `rows_at`, which all layers share
     first = 0  # of its sequences
     num_visible = 0  # how many slots it reads
 
@@ -51,10 +52,11 @@ class SlotCacheLayer(StaticLayer):
             self.lazy_initialization(*whole)
         assert self.keys is not None
         assert self.values is not None
-        # layers may stand on several devices
-        rows = rows_at(self.keys, self.slots.to(self.keys.device), self.first)
-        write_rows(self.keys, rows, key_states)
-        write_rows(self.values, rows, value_states)
+        device = self.keys.device  # layers may stand on several
+        if device not in self.rows:
+            self.rows[device] = rows_at(self.keys, self.slots.to(device), self.first)
+        write_rows(self.keys, self.rows[device], key_states)
+        write_rows(self.values, self.rows[device], value_states)
         own = slice(self.first, self.first + len(key_states))
         return self.keys[own, :, : self.num_visible], self.values[own, :, : self.num_visible]
 
@@ -171,8 +173,8 @@ class HuggingFaceModel(CausalModel):
         padding = getattr(self.model.generation_config, "pad_token_id", None)
         if padding is not None and len(prompt) > 1 and (prompt == padding).any():
             raise ValueError(
-                f"prompt must be without padding, got id {padding}: batch rows are of one length, "
-                "and a guidance pair is one row, its other half the argument of diagd.GuidedModel"
+                f"prompt must be without padding, got id {padding}: prompts of unlike lengths are "
+                "a list, and a guidance pair is one row, its other half for diagd.GuidedModel"
             )
         ends = prompt[:, -1 - num_sizes :] == start
         if start is not None and not context_frames and not ends.any(1).all():
@@ -201,10 +203,11 @@ class HuggingFaceModel(CausalModel):
         logits_to_keep: int | Tensor = 0,
         first: int = 0,
     ) -> Tensor:
-        slots, visible = slots.expand(tokens.shape), seen.mask()
+        slots, visible, rows = slots.expand(tokens.shape), seen.mask(), dict[Any, Tensor]()
         layer: Any
         for layer in cache.layers:  # transformers does not pass it on
-            layer.slots, layer.first, layer.num_visible = slots, first, visible.shape[-1]
+            layer.slots, layer.rows, layer.first = slots, rows, first
+            layer.num_visible = visible.shape[-1]
         never = torch.finfo(self.dtype).min
         mask = torch.zeros_like(visible, dtype=self.dtype).masked_fill(~visible, never)
         return self.vocabulary.logits(

@@ -183,18 +183,22 @@ def check_memory_of(buffers: Buffers) -> None:
     )
 
 
-def check_lanes(lanes: Tensor, first: int, num_sequences: int) -> None:
-    """Raise ValueError unless these are lanes (8, S', L) in memory, each field in one piece."""
+def check_lanes(lanes: Tensor, first: int, num_sequences: int) -> tuple[int, int]:
+    """Return S' and L, or raise ValueError unless these are lanes (8, S', L) in memory."""
     _check_int64(lanes=lanes)
-    fits = lanes.ndim == 3 and lanes.shape[0] == 8 and 1 in (lanes.shape[2], lanes.stride(2))
-    _check_shapes(
-        fits
-        and 0 < lanes[0].numel() <= MAX_ROWS
-        and 0 <= first <= first + lanes.shape[1] <= num_sequences,
-        f"lanes must be (8, S, L), fields in one piece, with S * L from 1 to {MAX_ROWS}, of "
-        f"{num_sequences} sequences from {first} on",
-        lanes,
-    )
+    shape = lanes.shape
+    count, width = shape[1:] if len(shape) == 3 else (0, 0)
+    if not (
+        0 < count * width <= MAX_ROWS
+        and shape[0] == 8
+        and (width == 1 or lanes.stride(2) == 1)
+        and 0 <= first <= num_sequences - count
+    ):
+        raise ValueError(
+            f"lanes must be (8, S, L), fields in one piece, with S * L from 1 to {MAX_ROWS}, of "
+            f"{num_sequences} sequences from {first} on, got {tuple(shape)}"
+        )
+    return count, width
 
 
 def rules_of(options: SamplingOptions, vocab: int) -> dict[str, Any]:

@@ -211,14 +211,14 @@ class NativeModel(CausalModel):
         records = [ctypes.byref(one) for one in (self._laid_out.record, fed, space)]
 
         def run(lanes: Tensor, max_slots: int, first: int = 0) -> None:
-            check_lanes(lanes, first, sequences)
             assert drawings  # they live as long as the step does, and so do the buffers
-            read = min(whole_blocks(max_slots, BLOCK), num_slots)
-            fed.sequences, fed.lanes, fed.visible_slots = *lanes.shape[1:], read
-            space.lanes, space.field_stride = lanes.data_ptr(), lanes.stride(0)
-            space.sequence_stride, fed.first = lanes.stride(1), first
-            fed.seconds, fed.threads = address(self.seconds), self.num_threads
-            self._laid_out.check_room(fed.sequences, fed.lanes, read, fed.threads)
+            count, width = check_lanes(lanes, first, sequences)
+            read, threads = min(whole_blocks(max_slots, BLOCK), num_slots), self.num_threads
+            fed.sequences, fed.lanes, fed.visible_slots, fed.first = count, width, read, first
+            space.lanes = lanes.data_ptr()
+            space.field_stride, space.sequence_stride, _ = lanes.stride()
+            fed.seconds, fed.threads = address(self.seconds), threads
+            self._laid_out.check_room(count, width, read, threads)
             check_step_end(self._take(*records), fed)
 
         return run
