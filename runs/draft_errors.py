@@ -31,6 +31,7 @@ from diagd.data.actions import split_actions
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import Draw, sample
 from diagd.decoding.teacher_forcing import strategy_nll
+from diagd.decoding.visibility import Seen
 from diagd.evaluation.results import Record, appending, pack, unpack
 from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import Clip, find_clips
@@ -193,27 +194,27 @@ def turned(engine: DecodingEngine, options: Options) -> Iterator[int]:
     first = length - frame  # where the frame begins
     true = stream.tokens[:, :length].clone()
     places, slots = torch.arange(frame), torch.arange(length)
-    cache = model.make_cache(1, length)
+    cache = model.make_cache(1, length + 1)
+    seeds = stream.batch.buffers.seeds[stream.first : stream.end]
 
     def logits_from(position: int, tokens: Tensor) -> Tensor:
         part = slots[position:]
-        visible = part[:, None] >= slots
-        return model.forward(tokens[:, part], part, part, visible, cache)
+        return model.forward(tokens[:, part], part, part, Seen(part, part, slots, slots), cache)
 
     def draw(logits: Tensor, where: Tensor, seeds: Tensor) -> Tensor:
         place = torch.zeros_like(where), where // width, where % width
         return sample(logits, Draw(stream.sampling, stream.ranges, seeds, *place))
 
     logits = logits_from(0, true)[:, first - 1 : -1]  # (1, frame, V), of the frame's tokens
-    draws = draw(logits, places, stream.seeds)
+    draws = draw(logits, places, seeds)
     generator = torch.Generator().manual_seed(options.seed)
     for place in torch.randperm(frame - 1, generator=generator)[: options.changes].tolist():
         others = logits[:, place : place + 1].clone()
         others[0, 0, true[0, first + place]] = -math.inf
         changed = true.clone()
         here = places[place : place + 1]
-        changed[:, first + place] = draw(others, here, stream.seeds + 1)[:, 0]
-        after = draw(logits_from(first + place, changed)[:, :-1], places[place + 1 :], stream.seeds)
+        changed[:, first + place] = draw(others, here, seeds + 1)[:, 0]
+        after = draw(logits_from(first + place, changed)[:, :-1], places[place + 1 :], seeds)
         yield int((after != draws[:, place + 1 :]).sum())
         logits_from(first + place, true)  # the cache is as it was
 

@@ -29,6 +29,7 @@ from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.exact import VerifiedStep, step_costs
 from diagd.decoding.strategies.table import Exact, Strategy
+from diagd.decoding.visibility import Seen
 from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import find_clips
 from diagd.families.defaults import GenerationDefaults
@@ -235,9 +236,10 @@ def entropies(engine: DecodingEngine, world: VideoGenerator) -> Tensor:
     if engine.stream.num_dropped_frames:
         return torch.empty(0)
     length, tokens = engine.stream.num_used, engine.stream.tokens[:1, : engine.stream.num_used]
-    cache = world.model.make_cache(1, length)
+    cache = world.model.make_cache(1, length + 1)
     slots = torch.arange(length, device=tokens.device)
-    logits = world.model.forward(tokens, slots, slots, slots[:, None] >= slots, cache).float()
+    seen = Seen(slots, slots, slots, slots)
+    logits = world.model.forward(tokens, slots, slots, seen, cache).float()
     logits = logits[0, :-1, : world.tokenizer.codebook_size]
     logs = (logits / (engine.stream.sampling.temperature or 1.0)).log_softmax(-1)
     nats = -(logs.exp() * logs).sum(-1)[

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from diagd.decoding.strategies.exact import exact
 from diagd.decoding.strategies.table import Exact, Strategy, parse_strategy
 from diagd.decoding.visibility import NEVER
 
-# lanes of a step, the logits (B, L, V), how they are drawn, drafts (B, L) -> tokens (B, L)
+# lanes (L,) of a step, logits (1, L, V), how they are drawn, drafts (1, L) -> tokens (1, L)
 AcceptanceRule = Callable[[Lanes, Tensor, Draw, Tensor], Tensor]
 LANES = 32  # what is written depends on the lanes, so that it does not on the machine
 _NOISE_STRIDE = 4096  # the noise of a coupling at step n is that of frame n * stride + frame
@@ -43,11 +43,28 @@ _NOISE_STRIDE = 4096  # the noise of a coupling at step n is that of frame n * s
 class Watched(ModelWrapper[CausalModel]):
     """A model that remembers the logits of its newest step, and how they were drawn."""
 
-    newest: tuple[Tensor, Draw]
+    def forward(self, *args: Any, **named: Any) -> Tensor:
+        self._first, self._newest = named.get("first", args[6] if len(args) > 6 else 0), []
+        return self.model.forward(*args, **named)
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
-        self.newest = logits, draw
+        self._newest.append((logits, draw))
         return self.model.sample(logits, draw)
+
+    def newest_of(self, stream: Stream, lanes: slice) -> tuple[Tensor, Draw]:
+        """Return the logits (1, n, V) of some lanes of a stream, and how they were drawn.
+
+        All streams of the batch are guided alike.
+        """
+        row = (stream.first - self._first) // stream.num_sequences
+        for logits, draw in self._newest:
+            if row < len(logits):
+                own = slice(row, row + 1)
+                places = (field[own, lanes] for field in (draw.frames, draw.rows, draw.columns))
+                draw = Draw(draw.options, draw.ranges, draw.seeds[own], *places)
+                return logits[own, lanes], draw
+            row -= len(logits)
+        raise AssertionError("the stream took no part in the newest step")
 
 
 @dataclass(frozen=True)
@@ -82,7 +99,7 @@ class CoupledJacobi(Strategy):
 
 @dataclass(frozen=True)
 class AdaptiveZipAR(Strategy):
-    """Rows in parallel, each started when its first token stands; frame by frame, one batch row."""
+    """Rows in parallel, each started when its first token stands; frame by frame."""
 
     word, examples = "zipar-adaptive", ("zipar-adaptive=4",)
     window: Annotated[int, "="]  # tokens of the row above, before a row's first is drawn
@@ -127,12 +144,12 @@ def accepting(
     """Let a rule say which of the drafts that a step has drawn anew stay."""
     watched = _watched(stream)
     for step in steps:
-        lane = Lanes.of(step.lanes[:, : step.num_fed])
-        drafts = stream.tokens[:, lane.outputs]
+        lane = Lanes.of(step.lanes[:, 0, : step.num_fed])
+        drafts = stream.tokens[:1, lane.outputs]
         yield step
-        logits, draw = watched.newest
         with torch.inference_mode():
-            stream.tokens[:, lane.outputs] = rule(lane, logits, draw, drafts)
+            newest = watched.newest_of(stream, slice(step.num_fed))
+            stream.write(lane.outputs, rule(lane, *newest, drafts)[0])
 
 
 def _watched(stream: Stream) -> Watched:
@@ -167,7 +184,7 @@ class Coupling:
 
     def __init__(self, stream: Stream, num_lanes: int, afresh: bool) -> None:
         self.afresh, device = afresh, stream.tokens.device
-        shape = stream.batch_size, num_lanes, stream.ranges.high - stream.ranges.low
+        shape = 1, num_lanes, stream.ranges.high - stream.ranges.low
         self.sources = torch.zeros(shape, device=device)
         self.held = torch.full(shape[1:2], -2, device=device)  # the positions of their lanes
 
@@ -221,8 +238,8 @@ def couple(
 
 @decode.register
 def _(how: AdaptiveZipAR, stream: Stream, layout: SequenceLayout) -> Iterator[NextStep]:
-    if stream.batch_size > 1 or layout.num_seam_tokens:
-        raise ValueError(f"{how} decodes one batch row, and frames of one image")
+    if layout.num_seam_tokens:
+        raise ValueError(f"{how} decodes frames of one image")
     base, frame = stream.num_used, stream.num_generated
     for number in range(layout.grid.num_frames):
         start = base + number * layout.slots_per_frame
@@ -257,9 +274,10 @@ class AdaptiveFrame:
         lanes = [(at, at, first if at == first - 1 else SCRATCH) for at in known]
         while True:
             fields = self._fields(lanes)
-            before = stream.tokens[:, Lanes.of(fields).outputs]
+            lane = Lanes.of(fields[:, 0])
+            before = stream.tokens[:1, lane.outputs]
             yield NextStep(fields, len(lanes), max(at for at, _, _ in lanes) + 1, num_whole)
-            probabilities, draw = self._newest()
+            probabilities, draw = self._newest(len(lanes))
             for index, (position, source, output) in enumerate(lanes):
                 if output == SCRATCH:
                     continue
@@ -267,8 +285,8 @@ class AdaptiveFrame:
                 whole = source == position  # nothing more of the row above will come
                 if column == 0 and row and not (whole and row not in self.drawn_from):
                     at = slice(index, index + 1)
-                    lane, alone = Lanes.of(fields[:, at]), _draw_of(draw, at)
-                    kept = self._reconsider(lane, alone, probabilities[:, at], before[:, at], row)
+                    one, alone = Lanes.of(fields[:, 0, at]), _draw_of(draw, at)
+                    kept = self._reconsider(one, alone, probabilities[:, at], before[:, at], row)
                     if not (kept or whole):
                         continue
                 self.written[row] = column + 1
@@ -284,7 +302,7 @@ class AdaptiveFrame:
             start = self.first + row * width
             below = row + 1 < len(written) and written[row + 1] == 0
             newest = start + count - 1
-            fed_at = stream.fed_at[stream.slots_between(newest, newest + 1)]
+            fed_at = stream.fed_at[0, stream.slots_between(newest, newest + 1)]
             if count and (count < width or fed_at == NEVER or below):
                 output = newest + 1 if count < width or below else SCRATCH
                 lanes.append((newest, newest, output))
@@ -294,21 +312,24 @@ class AdaptiveFrame:
 
     @torch.inference_mode()
     def _fields(self, lanes: list[_Lane]) -> Tensor:
-        """Return lanes (8, L), and hide what they do not write from earlier ones."""
+        """Return lanes (8, sequences, L), and hide what they do not write from earlier ones."""
         stream = self.stream
         positions, sources, outputs = torch.tensor(lanes).T
         places = (outputs - self.first) % self.grid.tokens_per_frame
-        slots, inputs, written = map(stream.slots_at, (positions, sources, outputs))
         steps = torch.full_like(positions, stream.num_steps)
-        frames = torch.full_like(positions, self.frame)
+        frames = torch.full_like(positions, self.frame - stream.num_generated)
         rows, columns = places // self.grid.width, places % self.grid.width
-        fields = Lanes(positions, slots, inputs, written, steps, frames, rows, columns)
-        stream.fed_at[slots[positions == sources]] = stream.num_steps
-        return torch.stack(fields).to(stream.tokens.device)
+        at, inputs = positions - stream.num_used, sources - stream.num_used
+        written = torch.where(outputs == SCRATCH, SCRATCH, outputs - stream.num_used)
+        fields = Lanes(at, at, inputs, written, steps, frames, rows, columns)
+        placed = stream.place(torch.stack(fields)).to(stream.tokens.device)
+        slots = Lanes.of(placed).slots[0]
+        stream.feed_at(slots[(positions == sources).to(slots.device)], stream.num_steps)
+        return placed
 
-    def _newest(self) -> tuple[Tensor, Draw]:
-        """Return what the newest step drew from: (1, L, V)."""
-        logits, draw = _watched(self.stream).newest
+    def _newest(self, count: int) -> tuple[Tensor, Draw]:
+        """Return what the first lanes of the newest step drew from: (1, count, V)."""
+        logits, draw = _watched(self.stream).newest_of(self.stream, slice(count))
         scores = truncated_logits(logits, draw)
         if draw.options.temperature == 0:
             best = lowest_id_of(scores.amax(-1), scores)[..., None]
@@ -327,11 +348,12 @@ class AdaptiveFrame:
             return False  # drawn for the first time in this step
         token = before - low
         new = couple(target, source[None, None], token, draw, lane.steps, afresh=False)
-        drawn = stream.tokens[:, lane.outputs]
-        stream.tokens[:, lane.outputs] = torch.where(drawn == UNDRAWN, UNDRAWN, new + low)
+        drawn = stream.tokens[:1, lane.outputs]
+        stream.write(lane.outputs, torch.where(drawn == UNDRAWN, UNDRAWN, new + low)[0])
         return bool((new == token).all())
 
 
 def _draw_of(draw: Draw, at: slice) -> Draw:
     """Return the draw of some of its lanes."""
-    return replace(draw, frames=draw.frames[at], rows=draw.rows[at], columns=draw.columns[at])
+    frames, rows, columns = (of[:, at] for of in (draw.frames, draw.rows, draw.columns))
+    return replace(draw, frames=frames, rows=rows, columns=columns)

@@ -370,7 +370,7 @@ class Stream:
     def prompts_of(
         self, prompt: Tensor, context_frames: int, row: int = 0, batch_size: int = 1
     ) -> list[Tensor]:
-        """Return the prompts of the sequences of a batch row, or raise ValueError if one misfits."""
+        """Return the prompts of a batch row's sequences, or raise ValueError if one misfits."""
         model, layout = self.model, self.layout(1, context_frames, len(prompt) > 0)
         if len(prompt) < layout.context_slots:
             raise ValueError(

@@ -269,7 +269,7 @@ def _check_actions(
 
 
 def _check_room(stream: Stream, strategy: Strategy, num_frames: int) -> None:
-    """Refuse a strategy of other grids, and a stream that would be stuck once its context is full."""
+    """Refuse a strategy of other grids, and a stream that would be stuck in a full context."""
     strategy.check(stream.frame.grid)
     coming = stream.layout(num_frames, 0, stream.num_used > 0)
     shift = max(stream.shifts)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import diagd
 from diagd.backends.prepare import prepare
 from diagd.backends.replay import Captured, compile_for_one_shape
+from diagd.decoding.visibility import Seen
 from tests.decoding.cases import Case
 from tests.gpu.machine import GpuTensor
 from tests.gpu.test_rules import captured
@@ -163,14 +164,13 @@ def test_compiling_during_a_capture_is_caught(compiler):
 
 
 def test_a_step_that_cannot_be_compiled_is_one_line(compiler, monkeypatch):
-    def waiting(self, positions, *rule):
-        assert int(positions.max()) >= 0
-        return visible_slots(positions, *rule)
+    mask = Seen.mask
 
-    from diagd.decoding.visibility import visible_slots
-    from diagd.models.transformer import Transformer
+    def waiting(self):
+        assert int(self.positions.max()) >= 0
+        return mask(self)
 
-    monkeypatch.setattr(Transformer, "see", waiting)
+    monkeypatch.setattr(Seen, "mask", waiting)
     with pytest.raises(ValueError, match=r"^torch\.compile cannot compile a step here \(.*cuda-gr"):
         writes_the_tokens_of_the_cpu(compiler, "llama", "k=1", SAMPLINGS["greedy"])
 

@@ -177,7 +177,7 @@ def test_a_dropped_engine_drops_its_cache_at_once(strategy, is_captured, no_coll
         frames = engine.decode(strategy, actions.to("cuda"))
         for _ in range(taken):
             next(frames)
-        gone, cache = weakref.ref(engine), weakref.ref(engine.stream.cache.keys[0])
+        gone, cache = weakref.ref(engine), weakref.ref(engine.batch.buffers.cache.keys[0])
         del engine, frames
         assert gone() is None
         assert (cache() is None) != is_captured

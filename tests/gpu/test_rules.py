@@ -13,11 +13,11 @@ import torch
 import diagd
 from diagd.backends import replay
 from diagd.decoding import engine
-from diagd.decoding.engine import Stream
+from diagd.decoding.engine import Batch, Stream
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import sample
-from diagd.decoding.visibility import visible_slots
-from diagd.models.attention import StaticKVCache
+from diagd.decoding.visibility import Seen
+from diagd.models.attention import Reading
 from diagd.models.transformer import Transformer
 from tests.decoding.cases import Case
 from tests.gpu.test_tokens import (
@@ -199,10 +199,8 @@ def an_index_by_a_mask(monkeypatch):
 
 
 def a_mask_of_the_host(monkeypatch):
-    def planted(self, *arguments):
-        return visible_slots(*arguments).cpu()
-
-    monkeypatch.setattr(CausalModel, "see", planted)
+    mask = Seen.mask
+    monkeypatch.setattr(Seen, "mask", lambda self: mask(self).cpu())
 
 
 @pytest.mark.parametrize("plant", [a_value_on_the_host, an_index_by_a_mask, a_mask_of_the_host])
@@ -214,36 +212,41 @@ def test_a_step_that_waits_is_caught(plant, monkeypatch, gpus):
 
 def a_baked_number(monkeypatch):
     """The step is counted by the host: the same in eager steps."""
-    feed, now = Stream.feed, {}
+    run, mask, now = Batch.run, Seen.mask, list[int]()
 
-    def counted(self, *arguments):
-        now["step"] = self.num_steps
-        feed(self, *arguments)
+    def counted(self, asking):
+        now[:] = [asking[0][0].num_steps]
+        run(self, asking)
+        now.clear()
 
-    def planted(self, positions, steps, held, fed_at):
-        return visible_slots(positions, torch.full_like(steps, now["step"]), held, fed_at)
+    def planted(self):
+        steps = torch.full_like(self.steps, now[0]) if now else self.steps
+        return mask(self._replace(steps=steps))
 
-    monkeypatch.setattr(Stream, "feed", counted)
-    monkeypatch.setattr(Transformer, "see", planted)
+    monkeypatch.setattr(Batch, "run", counted)
+    monkeypatch.setattr(Seen, "mask", planted)
 
 
 def a_rebound_buffer(monkeypatch):
     """Keys move to new memory with every step: the same in eager steps."""
 
-    def planted(self, layer, slots, keys, values):
-        self.__dict__.setdefault("old", []).append(self.keys[layer])
-        self.keys[layer] = self.keys[layer].index_copy(2, slots, keys)
-        self.values[layer].index_copy_(2, slots, values)
+    put, old = Reading.put, []
 
-    monkeypatch.setattr(StaticKVCache, "write", planted)
+    def planted(self, layer, *arguments):
+        keys = self.cache.keys
+        old.append(keys[layer])
+        keys[layer] = keys[layer].clone()
+        return put(self, layer, *arguments)
+
+    monkeypatch.setattr(Reading, "put", planted)
 
 
 def tokens_that_are_replaced(monkeypatch):
     """The buffer of tokens moves."""
     run = engine.run_step
 
-    def planted(model, step, lanes, num_slots):
-        run(model, step, lanes, num_slots)
+    def planted(model, step, *arguments):
+        run(model, step, *arguments)
         step.buffers.tokens = step.buffers.tokens.clone()
 
     for module in (engine, replay):
@@ -304,7 +307,7 @@ def test_an_engine_in_a_circle_is_caught(monkeypatch, gpus):
 
         def planted(self, sampling):
             make(self, sampling)
-            self.of_itself = self.feed
+            self.of_itself = self.went
 
         monkeypatch.setattr(Stream, "set_sampling", planted)
         decode(model, CASE, "k=1", SAMPLED, "cuda")

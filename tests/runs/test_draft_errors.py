@@ -98,7 +98,7 @@ def test_a_changed_token_turns_the_draws_of_later_ones(world, clips, tmp_path):
     clip = file.read(5, size_px=generator.frame_size_px)
     engine = draft_errors.start(generator, clip, "clip_0", options)
     model, (low, high) = load_model(world), (engine.stream.ranges.low, engine.stream.ranges.high)
-    seed, sampling = int(engine.stream.seeds), engine.stream.sampling
+    seed, sampling = int(engine.batch.buffers.seeds[0]), engine.stream.sampling
 
     def drawn(tokens, place, seed, banned=None):
         logits = model.logits(tokens)[0, -16 + place]  # read one token earlier

@@ -48,11 +48,11 @@ def test_a_tolerance_of_one_writes_raster_s_tokens_where_ids_tie():
 
 
 def test_what_drafts_were_drawn_from_is_kept_for_the_lanes_of_a_step_only():
-    case = Case(batch_size=2)
+    case = Case()
     grid = case.grid
     engine = diagd.DecodingEngine(model_of("own"), grid.height, grid.width, batch_size=2)
     rule = Coupling(engine.stream, num_lanes=7, afresh=True)
-    assert rule.sources.shape == (2, 7, model_of("own").vocab_size)
+    assert rule.sources.shape == (1, 7, model_of("own").vocab_size)
 
 
 def test_a_coupled_draw_never_has_an_id_of_no_probability():
@@ -96,7 +96,7 @@ def test_lossless_rules_write_the_distribution_of_the_model(strategy):
         logits = model.logits(sequences)[:, :-1, :3] / sampling.temperature
     chosen = logits.log_softmax(-1).gather(-1, videos[..., None])
     exact = chosen.sum((1, 2)).exp()
-    batch = 4000
+    batch = 1500
     out = diagd.generate_tokens(
         Watched(model),
         prompt.expand(batch, 1).contiguous(),
@@ -179,9 +179,33 @@ def test_a_wider_adaptive_window_takes_more_steps():
     assert steps[0] < steps[-1]
 
 
+@pytest.mark.parametrize("name", ["tolerance=3,lanes=9", "mc-sjd,lanes=9", "zipar-adaptive=2"])
+def test_a_batch_is_its_rows_one_by_one(name):
+    case = Case(batch_size=2, num_action_tokens=1)
+    actions = case.actions()
+    assert actions is not None
+
+    def written(own: slice) -> torch.Tensor:
+        return diagd.generate_tokens(
+            Watched(model_of("native")),
+            case.prompt[own],
+            parse(name),
+            actions[own],
+            grid=case.grid,
+            sampling=SAMPLED,
+            seed=own.start,
+        ).tokens
+
+    assert torch.equal(written(slice(0, 2)), torch.cat([written(slice(r, r + 1)) for r in (0, 1)]))
+
+
 def test_what_a_rival_cannot_do_is_refused():
-    with pytest.raises(ValueError, match="zipar-adaptive=1 decodes one batch row"):
-        decode(Case(batch_size=2), 1)
+    engine = diagd.DecodingEngine(
+        Watched(model_of("own")), 4, 5, num_action_tokens=2, num_seam_tokens=1
+    )
+    engine.prefill(CASE.prompt, 0)
+    with pytest.raises(ValueError, match="zipar-adaptive=1 decodes frames of one image"):
+        next(engine.decode(parse("zipar-adaptive=1"), CASE.actions()))
     with pytest.raises(ValueError, match="give them the model as Watched"):
         diagd.generate_tokens(
             model_of("own"), CASE.prompt, parse("sjd"), CASE.actions(), 1, CASE.grid, SAMPLED

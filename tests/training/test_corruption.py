@@ -1,6 +1,7 @@
 """Wrong tokens are fed, true ones are asked for; rate 0 changes nothing."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.families.checkpoints import load_model
+from diagd.models.attention import attend
 from diagd.training.loop import draw_batch
 from diagd.training.mixture import Corruption, MixtureLoss, ViewLoss
 from diagd.training.train import pretrain
@@ -53,10 +55,11 @@ def test_actions_are_never_wrong_and_targets_stay_true(kind, strategy, model, op
         assert ((fed < SHARD_CODES) == ~actions).all()
         met += (fed != tokens).sum().item()
         with torch.no_grad():
+            seen = partial(attend, visible=view.visible())
             logits = model(
                 fed[:, view.sources],
                 positions=view.positions,
-                visible=view.visible(),
+                attends=(seen, seen),
                 logits_to_keep=view.readers,
             )
             expected = functional.cross_entropy(

@@ -8,7 +8,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid
 from diagd.decoding.teacher_forcing import teacher_view
 from diagd.families.checkpoints import load_model
-from diagd.models.attention import LayerMasks, attend, mask_in_parts
+from diagd.models.attention import attend, attend_in_blocks, mask_in_parts
 from diagd.training.loop import draw_batch
 from diagd.training.mixture import MixtureLoss, ViewLoss, view_loss
 from tests.models.tiny import KINDS, random_tokens, tiny_model
@@ -114,16 +114,11 @@ def test_the_loss_of_a_model_with_sliding_layers_is_that_of_its_logits():
         loss = ViewLoss(view, torch.device("cpu"), sliding_window=window)(model, tokens)
         logits = model.logits(inputs, positions=view.positions, visible=view.visible())
         near = create_block_mask(view.mask_mod(window), None, None, lanes, lanes, device="cpu")
-        masks = LayerMasks(view.visible(), near)
-        flex = view_loss(model, inputs, view.positions, masks, view.readers, targets)
-        whole = view_loss(
-            tiny_model(**KINDS["world"]),
-            inputs,
-            view.positions,
-            view.visible(),
-            view.readers,
-            targets,
-        )
+        seen = partial(attend, visible=view.visible())
+        attends = seen, partial(attend_in_blocks, block_mask=near)
+        flex = view_loss(model, inputs, view.positions, attends, view.readers, targets)
+        world = tiny_model(**KINDS["world"])
+        whole = view_loss(world, inputs, view.positions, (seen, seen), view.readers, targets)
     expected = F.cross_entropy(logits[:, view.readers].flatten(0, 1), targets.flatten()).item()
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     assert flex.item() == pytest.approx(expected, rel=1e-5)
@@ -135,14 +130,16 @@ def test_a_mask_in_parts_attends_as_the_whole_one():
     mask = teacher_view(DiagonalSchedule(grid, 1, 2), SequenceLayout(grid, 1, 1)).visible()
     assert mask is not None
     parts = mask_in_parts(mask, 5)
-    assert len(parts.mask) > 2
-    assert parts.mask[0].shape[1] < len(mask) // 2
+    assert isinstance(parts, partial)
+    groups = parts.keywords["groups"]
+    assert len(groups) > 2
+    assert groups[0].shape[1] < len(mask) // 2
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(2, heads, len(mask), 8, generator=generator) for heads in (4, 2, 2)]
     found = []
-    for visible in (mask, parts):
+    for attends in (partial(attend, visible=mask), parts):
         leaves = [one.clone().requires_grad_() for one in given]
-        out = attend(leaves[0], leaves[1], leaves[2], visible)
+        out = attends(leaves[0], leaves[1], leaves[2])
         found.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
     for whole, cut in zip(*found, strict=True):
         torch.testing.assert_close(cut, whole, rtol=1e-5, atol=1e-5)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from diagd.data.actions import idle_action
 from diagd.data.video import encode_video
+from diagd.decoding.engine import Batch
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import StartScene
 from diagd.web.play.messages import Act, Adjust, Begin, Message, Pause, Record, Seen
@@ -87,6 +88,7 @@ class Player:
         self.differing = 0  # frames of a replay that came out otherwise
         self.recording, self.recorded = False, list[bytes]()
         self.uploading = False  # a player has one upload at a time
+        self.is_acting = False  # whether a frame is being written
         self.sent = self.seen = self.num_begun = 0  # frames, frames, and sessions
         self.due = self.send_ms = 0.0
         self.busy = 0.0  # the model's seconds given to this player
@@ -173,12 +175,33 @@ class Player:
 
         Returns a function that paints the frame; to be called once, in the order of turns.
         """
-        started, session, log = perf_counter(), self.session, self.pending
-        if log is not None:
-            session, drawn, header = self._begin(log), log.frames[-1], {"begun": True}
-        else:
-            assert session is not None
-            drawn, header = self._advance(session)
+        end = self.act()
+        while not self.is_done:
+            assert self.session is not None
+            self.session.stream.batch.step()
+        return end()
+
+    def act(self, batch: Batch | None = None) -> Callable[[], Callable[[], Note]]:
+        """Begin a turn, whose frame the steps of the session's batch then write.
+
+        Returns a function that ends it, once `is_done`, and returns what paints the frame.
+        """
+        started = perf_counter()
+        if (log := self.pending) is not None:
+            session, self.is_acting = self._begin(log, batch), False
+            return lambda: self._end(session, log.frames[-1], {"begun": True}, started)
+        session = self.session
+        assert session is not None
+        finish, self.is_acting = self._advance(session), True
+        return lambda: self._end(session, *finish(), started)
+
+    @property
+    def is_done(self) -> bool:
+        return not self.is_acting or self.session is None or self.session.is_whole
+
+    def _end(
+        self, session: Session, drawn: Tensor, header: dict[str, Any], started: float
+    ) -> Callable[[], Note]:
         self.sent += 1
         length, replayed = len(session.history), len(session.start.history)
         header |= {
@@ -186,22 +209,25 @@ class Player:
             "session_number": self.num_begun,
             "length": length,
             "seed": session.start.seed,
-            "held": session.engine.stream.num_held,
-            "holds": session.engine.stream.window,
+            "held": session.stream.num_held,
+            "holds": session.stream.window,
             "replay": [min(length, replayed), replayed, self.differing],
             "decode_ms": milliseconds_since(started),
         }
         return lambda: self._paint(drawn, header)
 
-    def _begin(self, log: SessionLog) -> Session:
-        self.session = session = Session(self.world, log)  # pending until then: see `handle`
+    def _begin(self, log: SessionLog, batch: Batch | None) -> Session:
+        if self.session is not None and batch is not None:
+            self.session.stream.close()
+        # pending until then: see `handle`
+        self.session = session = Session(self.world, log, batch)
         self.keys.tapped, self.due, self.differing = None, 0.0, 0
         self.num_begun += 1
         if self.pending is log:  # else the next one was asked for meanwhile
             self.pending = None
         return session
 
-    def _advance(self, session: Session) -> tuple[Tensor, dict[str, Any]]:
+    def _advance(self, session: Session) -> Callable[[], tuple[Tensor, dict[str, Any]]]:
         expected = session.expected
         if expected or self.keys.pressed.action != self.keys.idle:
             self.last_active = monotonic()
@@ -211,17 +237,22 @@ class Player:
             act, controls = Act(expected.action, self.keys.pressed.id), expected.controls
         else:
             act, controls = self.keys.next(), self.controls
-        tokens = session.advance(act.action, controls)
-        if expected:
-            self.differing += expected.checksum not in (None, session.history[-1].checksum)
-        self.due = max(self.due + float(1 / self.fps), monotonic()) if self.paced else 0.0
-        return tokens, {
-            "action": act.action,
-            "strategy": controls.strategy.name,
-            "input": act.id,
-            "steps": session.num_steps,
-            "written_at": session.written_at,
-        }
+        session.begin(act.action, controls)
+
+        def finish() -> tuple[Tensor, dict[str, Any]]:
+            tokens = session.finish()
+            if expected:
+                self.differing += expected.checksum not in (None, session.history[-1].checksum)
+            self.due = max(self.due + float(1 / self.fps), monotonic()) if self.paced else 0.0
+            return tokens, {
+                "action": act.action,
+                "strategy": controls.strategy.name,
+                "input": act.id,
+                "steps": session.num_steps,
+                "written_at": session.written_at,
+            }
+
+        return finish
 
     def _paint(self, drawn: Tensor, header: dict[str, Any]) -> Note:
         """Compress the frame where one began, or that of tokens, which is also recorded."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from diagd.backends.native.model import NativeModel
+from diagd.decoding.engine import Batch
 from diagd.decoding.model import CausalModel
 from diagd.decoding.strategies.table import Exact
 from diagd.pipeline.generator import VideoGenerator
@@ -39,12 +40,14 @@ class Scheduler:
     max_sessions: int  # the others wait in line
     idle_seconds: float  # a session without a message or a held key for so long is ended
     controls: Controls | None = None
+    batch: Batch | None = None  # whose steps players share; None: they take turns
 
     def __post_init__(self) -> None:
         self.players: dict[str, Player] = {}  # the least recently served first
         self.gone: dict[str, Player] = {}  # their recordings and logs can be fetched for a while
         self.line: list[Player] = []  # who waits for a place, the first to come first
-        self.served: Player | None = None  # whose turn is under way
+        self.served: list[Player] = []  # whose turns are under way
+        self.acting: dict[Player, Callable[[], Callable[[], Note]]] = {}  # what ends their frames
         self.frames = self.sessions = 0  # generated, and begun, for anybody so far
         self.virtual_time = 0.0  # model seconds of the least served of those who wait for a turn
         self.wake = asyncio.Event()
@@ -87,8 +90,8 @@ class Scheduler:
             self.gone[player.id], player.last_active = player, monotonic()
             while len(self.gone) > self.max_sessions:
                 del self.gone[next(iter(self.gone))]
-        if player is not self.served:
-            player.release()  # Python may be slow to see that nobody needs the player
+        if player not in self.served:
+            self._release(player)  # Python may be slow to see that nobody needs the player
         if player in self.line:
             self.line.remove(player)
         self._admit()
@@ -119,27 +122,70 @@ class Scheduler:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self.wake.wait(), min(due, default=None))
                     continue
-                self.served = player
-                turn = asyncio.get_running_loop().run_in_executor(self.thread, _timed, player)
-                await asyncio.wait([turn])
-                self.served = None
-                self.charge(player, player.turn_seconds)
-                if turn.exception():
-                    self._deliver(player, turn)
-                else:
-                    painting = self.painter.submit(turn.result())
-                    painting.add_done_callback(partial(self._deliver, player))
-                if player.id not in self.players:
-                    player.release()
+                self.served = [player] if self.batch is None else self._ready(now)
+                loop = asyncio.get_running_loop()
+                turns = await loop.run_in_executor(self.thread, self._turn)
+                served, self.served = self.served, []
+                for player in served:
+                    self.charge(player, player.turn_seconds)
+                for player, outcome in turns.items():
+                    if isinstance(outcome, Exception):
+                        self._fail(player, outcome)
+                    else:
+                        painting = self.painter.submit(outcome)
+                        painting.add_done_callback(partial(self._deliver, player))
+                for player in served:
+                    if player.id not in self.players:
+                        self._release(player)
         finally:
             watch.cancel()
             self.thread.shutdown(wait=True)
             self.painter.thread.shutdown(wait=True)
 
+    def _turn(self) -> dict[Player, Callable[[], Note] | Exception]:
+        """Take a turn, or steps until a frame is whole; return what paints it, or went wrong."""
+        if self.batch is None:
+            (player,) = self.served
+            try:
+                return {player: _timed(player)}
+            except Exception as error:  # told to this player alone
+                return {player: error}
+        ended: dict[Player, Callable[[], Note] | Exception] = {}
+        started = thread_time()
+        for player in [one for one in self.served if one not in self.acting]:
+            try:
+                self.acting[player] = player.act(self.batch)
+            except Exception as error:
+                ended[player] = error
+        try:
+            while self.acting and not any(player.is_done for player in self.acting):
+                self.batch.step()
+        except Exception as error:  # of the step that all share
+            ended |= dict.fromkeys(self.acting, error)
+        for player in [one for one in self.acting if one.is_done or one in ended]:
+            end = self.acting.pop(player)
+            if player not in ended:
+                try:
+                    ended[player] = end()
+                except Exception as error:
+                    ended[player] = error
+        seconds = (thread_time() - started) / max(1, len(self.served))
+        for player in self.served:
+            player.turn_seconds = seconds
+        return ended
+
+    def _ready(self, now: float) -> list[Player]:
+        return [one for one in self.players.values() if one in self.acting or one.ready(now)]
+
+    def _release(self, player: Player) -> None:
+        self.acting.pop(player, None)
+        if self.batch is not None and player.session is not None:
+            player.session.stream.close()
+        player.release()
+
     def next_player(self, now: float) -> Player | None:
         """Choose the player, of those that are ready, with the smallest share of model time."""
-        ready = [player for player in self.players.values() if player.ready(now)]
-        return min(ready, key=lambda p: max(p.busy, self.virtual_time), default=None)
+        return min(self._ready(now), key=lambda p: max(p.busy, self.virtual_time), default=None)
 
     def charge(self, player: Player, seconds: float) -> None:
         """Count a turn's seconds; among equals the least recently served comes first."""
@@ -149,12 +195,15 @@ class Scheduler:
             self.players[player.id] = player
 
     def _deliver(self, player: Player, work: asyncio.Future[Any]) -> None:
-        error = work.exception()
-        if error is None:
-            frame: Note = work.result()
-            self.frames += "begun" not in frame.document
-            player.outbox.put_nowait(frame)
-        elif isinstance(error, ValueError):  # a start or an end that the player can change
+        if (error := work.exception()) is not None:
+            self._fail(player, error)
+            return
+        frame: Note = work.result()
+        self.frames += "begun" not in frame.document
+        player.outbox.put_nowait(frame)
+
+    def _fail(self, player: Player, error: BaseException) -> None:
+        if isinstance(error, ValueError):  # a start or an end that the player can change
             self.end(player, f"The dream ended: {error}.", CRASHED)
         else:
             logger.error("a session crashed", exc_info=error)

@@ -29,8 +29,10 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from diagd.backends.devices import device_of
+from diagd.backends.webgpu.model import WebGPUModel
 from diagd.console import make_console, waiting
 from diagd.data.video import resize
+from diagd.decoding.engine import Batch
 from diagd.files import write_bytes
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.prompts import likeness_notes
@@ -83,7 +85,9 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
         )
     controls, context_frames, scenes = opening(world, options)
     warm_up(world, scenes[0], controls)
-    scheduler = Scheduler(world, scenes, options.max_sessions, options.idle_seconds, controls)
+    batch = shared_batch(world, scenes[0], controls, options.max_sessions)
+    limits = options.max_sessions, options.idle_seconds
+    scheduler = Scheduler(world, scenes, *limits, controls, batch)
     config = server_config(
         create_app(scheduler, options, context_frames),
         (options.host, *options.allow_host),
@@ -101,6 +105,44 @@ def warm_up(world: VideoGenerator, scene: StartScene, controls: Controls) -> Non
     session = Session(world, SessionLog(scene.frames, scene.actions, 0))
     for _ in range(2):
         world.tokenizer.decode(session.advance(world.vocabulary.names[0], controls))
+
+
+SHARED_SHARE = 0.9  # of the time that players take in turns, above which sharing does not pay
+
+
+def shared_batch(
+    world: VideoGenerator, scene: StartScene, controls: Controls, max_sessions: int
+) -> Batch | None:
+    """Return memory of steps that players share, or None where they are faster in turns.
+
+    Frames of four players, or as many as may come, are timed side by side and one by one.
+    """
+    count = min(max_sessions, 4)
+    if count < 2 or isinstance(world.model, WebGPUModel):
+        return None
+    assert world.vocabulary is not None
+    batch, action = world.make_batch(count), world.vocabulary.names[0]
+    log = SessionLog(scene.frames, scene.actions, 0)
+    sessions = [Session(world, log, batch) for _ in range(count)]
+    alone = sessions[0]
+
+    def seconds(playing: list[Session]) -> float:
+        started = time.perf_counter()
+        for session in playing:
+            session.begin(action, controls)
+        while not all(session.is_whole for session in playing):
+            batch.step()
+        for session in playing:
+            session.finish()
+        return time.perf_counter() - started
+
+    for playing in (sessions, [alone]):
+        seconds(playing)  # reads the scene, and captures steps
+    together, apart = zip(*((seconds(sessions), seconds([alone])) for _ in range(3)), strict=True)
+    share = min(together) / (count * min(apart))
+    logger.info("a frame of %d players takes %.2f of the time of %d frames", count, share, count)
+    del sessions, alone
+    return world.make_batch(max_sessions) if share < SHARED_SHARE else None
 
 
 class PlayServer(uvicorn.Server):

@@ -15,6 +15,8 @@ from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, Typ
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from diagd.decoding.engine import Batch
+from diagd.decoding.generate_tokens import write_frames
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import Order, TokenGrid
 from diagd.decoding.strategies.table import Diagonal, Strategy, as_strategy
@@ -76,9 +78,16 @@ class SessionLog:
 class Session:
     """A video that goes on frame by frame; ValueError if its start is too long for the model."""
 
-    def __init__(self, world: VideoGenerator, start: SessionLog) -> None:
+    def __init__(
+        self, world: VideoGenerator, start: SessionLog, batch: Batch | None = None
+    ) -> None:
         self.world, self.start = world, start
-        self.engine = world.start(start.frames, context_actions=start.actions, seed=start.seed)
+        given = {"context_actions": start.actions, "seed": start.seed}
+        if batch is None:  # memory of its own, read at once
+            self.stream = world.start(start.frames, **given).stream
+        else:
+            self.stream = world.enter(batch, start.frames, **given)
+        self._before, self._chosen = 0, ("", Controls())
         self.history: list[FrameRecord] = []
         self.num_steps = 0  # of the newest frame
         # the step that wrote each of its tokens, in raster order; of exact decoding, made it final
@@ -94,19 +103,37 @@ class Session:
         length, known = len(self.history), self.start.history
         return known[length] if length < len(known) else None
 
+    def begin(self, action: str, controls: Controls) -> None:
+        """Have the batch's steps write the frame that an action leads to."""
+        stream = self.stream
+        if (sampling := controls.sampling(self.world)) != stream.sampling:
+            stream.set_sampling(sampling)
+        self._before, self._chosen = stream.num_steps, (action, controls)
+        write_frames(stream, controls.strategy, self.world.action_ids([action], 1, "frame")[0])
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the frame that was begun is written."""
+        return self.stream.num_taken < self.stream.num_whole
+
     def advance(self, action: str, controls: Controls) -> Tensor:
         """Generate the frame that an action leads to; (1, height, width) int64 tokens."""
-        engine, strategy = self.engine, controls.strategy
-        if (sampling := controls.sampling(self.world)) != engine.stream.sampling:
-            engine.set_sampling(sampling)
-        before = engine.stream.num_steps
-        (tokens,) = engine.decode(strategy, self.world.action_ids([action], 1, "frame"), 1)
-        self.num_steps = engine.stream.num_steps - before
+        self.begin(action, controls)
+        while not self.is_whole:
+            self.stream.batch.step()
+        return self.finish()
+
+    def finish(self) -> Tensor:
+        """Return the tokens of the frame that is whole, (1, height, width) int64."""
+        (action, controls), stream = self._chosen, self.stream
+        tokens, strategy = stream.take_frame()[None], controls.strategy
+        stream.stop()
+        self.num_steps = stream.num_steps - self._before
         if strategy.has_schedule:
             grid = TokenGrid(1, self.world.height, self.world.width)
             self.written_at = steps_of_frame(strategy.schedule(grid))
         else:
-            verified = enumerate(engine.stream.verified)
+            verified = enumerate(stream.verified)
             final = [step for step, one in verified for _ in range(one.num_accepted)]
             self.written_at = tuple(final[-tokens.numel() :])  # the action's tokens come first
         self.history.append(FrameRecord(action, controls, checksum_of(tokens)))

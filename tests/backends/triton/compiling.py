@@ -98,16 +98,16 @@ def main(capability: int) -> None:
     for case, (heads, kv_heads, size, lanes, slots, dtype) in STEPS.items():
         queries = torch.empty(1, lanes, heads, size, dtype=dtype).transpose(1, 2)
         cached = torch.empty(2, 1, kv_heads, slots + 1, size, dtype=dtype)[:, :, :, :slots]
-        at, held = (torch.zeros(count, dtype=torch.int64) for count in (lanes, slots))
+        at, held = (torch.zeros(1, count, dtype=torch.int64) for count in (lanes, slots))
         attend_slots(queries, *cached, at, at, held, held)
-        turns = torch.empty(2, lanes, size // 2, dtype=dtype)
+        turns = torch.empty(2, 1, lanes, size // 2, dtype=dtype)
         rotate_and_store(queries, *cached[:, :, :, :lanes], *turns, at, *cached)
         report(case)
     for case, (vocab_size, dtype, temperature, top_k, top_p, exclusive, by_place) in DRAWS.items():
-        lane = torch.zeros(14, dtype=torch.int64)
+        lane = torch.zeros(1, 14, dtype=torch.int64)
         places = torch.zeros(3, 5, 2, dtype=torch.int64) if by_place else None
         logits = torch.empty(1, 14, vocab_size, dtype=dtype)
-        rest = lane[:1], lane, lane, lane, temperature, top_k, top_p, exclusive
+        rest = lane[:, 0], lane, lane, lane, temperature, top_k, top_p, exclusive
         draw(logits, places, 0, vocab_size, *rest)
         report(case)
 

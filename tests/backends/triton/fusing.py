@@ -37,7 +37,7 @@ from diagd.backends.triton.attention import attend_slots, rotate_and_store
 from diagd.backends.triton.model import Kernels
 from diagd.backends.triton.sampling import draw
 from diagd.decoding.engine import run_step
-from diagd.decoding.model import CausalModel, Step
+from diagd.decoding.model import CausalModel, Drawing, Step
 from diagd.decoding.sampling import SamplingOptions, ValidRanges
 from diagd.families.presets import PRESETS
 from diagd.models.transformer import Transformer
@@ -182,8 +182,8 @@ def main(preset: str, lanes: int, slots: int, capability: int) -> None:
             model: CausalModel = with_kernels.TritonModel(merge_linears(plain, pack=False))
             space = model.make_buffers(1, slots + 1, None)
             ranges = ValidRanges(0, config.image_vocab_size, None)
-            step = Step(space, SamplingOptions(1.0, top_p=0.8), ranges)
-            packed = torch.zeros(8, lanes, dtype=torch.int64, device="cuda")
+            step = Step(space, (Drawing(1, SamplingOptions(1.0, top_p=0.8), ranges),))
+            packed = torch.zeros(8, 1, lanes, dtype=torch.int64, device="cuda")
             counts.append(compiler.launches(model, step, packed, slots))
     whole = {
         who: counts[0][who] + (config.num_layers - 2) * (counts[1][who] - counts[0][who])

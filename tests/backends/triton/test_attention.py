@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from diagd.decoding.visibility import NEVER
-from diagd.models.attention import EVERYTHING
+from diagd.decoding.visibility import EVERYTHING, NEVER
 from diagd.models.rotary import rotate
 from tests.backends.triton.interpreter import DEVICE, multiply_bfloat16
 
@@ -27,7 +26,7 @@ class Step:
     queries: Tensor
     keys: Tensor
     values: Tensor
-    rule: tuple[Tensor, Tensor, Tensor, Tensor]  # positions, steps, held, fed_at
+    rule: tuple[Tensor, Tensor, Tensor, Tensor]  # positions, steps, held, fed_at of each sequence
 
 
 def inside_of_nan(numbers: Tensor, dtype: torch.dtype, axis: int) -> Tensor:
@@ -36,6 +35,12 @@ def inside_of_nan(numbers: Tensor, dtype: torch.dtype, axis: int) -> Tensor:
     shape[axis] += 6
     buffer = torch.full(shape, torch.nan, device=DEVICE, dtype=dtype)
     return buffer.narrow(axis, 3, numbers.shape[axis]).copy_(numbers)
+
+
+def among_others(numbers: Tensor) -> Tensor:
+    """Put numbers (B, n) into the middle of wider rows that would be seen by all."""
+    wider = torch.full((len(numbers), numbers.shape[1] + 5), -1, device=DEVICE)
+    return wider[:, 2:-3].copy_(numbers)
 
 
 def draw_step(
@@ -49,7 +54,9 @@ def draw_step(
     seed: int = 0,
     start: int = 0,
 ) -> Step:
-    """Lanes and slots in no order; some slots unwritten; the first two lanes at one position.
+    """Lanes and slots in no order, of each sequence its own; some slots unwritten.
+
+    The first two lanes are at one position.
 
     Args:
         start: of the positions, large where a stream has run for long.
@@ -57,37 +64,38 @@ def draw_step(
     generator = torch.Generator().manual_seed(seed)
 
     def whole(low: int, high: int, count: int) -> Tensor:
-        return torch.randint(low, high, (count,), generator=generator)
+        return torch.randint(low, high, (batch, count), generator=generator)
 
-    held = torch.randperm(slots, generator=generator) + start
-    fed_at = whole(-1, 7, slots)
+    orders = [torch.randperm(slots, generator=generator) for _ in range(batch)]
+    held, fed_at = torch.stack(orders) + start, whole(-1, 7, slots)
     unwritten = whole(0, 5, slots) == 0
     held[unwritten], fed_at[unwritten] = -1, NEVER
     positions, steps = whole(0, slots, lanes) + start, whole(0, 7, lanes)
-    positions[1:2] = positions[0]
+    positions[:, 1:2] = positions[:, :1]
     queries = torch.randn(batch, lanes, kv_heads * group, size, generator=generator)
     keys, values = torch.randn(2, batch, kv_heads, slots, size, generator=generator)
     return Step(
         inside_of_nan(queries, dtype, 1).transpose(1, 2),
         inside_of_nan(keys, dtype, 2),
         inside_of_nan(values, dtype, 2),
-        (positions.to(DEVICE), steps.to(DEVICE), held.to(DEVICE), fed_at.to(DEVICE)),
+        (among_others(positions), among_others(steps), among_others(held), among_others(fed_at)),
     )
 
 
 def by_the_words(step: Step, window: int) -> Tensor:
     """Attend head by head and lane by lane; a lane that sees nothing gets zeros."""
     queries, keys, values = (t.double().cpu() for t in (step.queries, step.keys, step.values))
-    positions, steps, held, fed_at = (one.tolist() for one in step.rule)
     out = torch.zeros_like(queries)
     group = queries.shape[1] // keys.shape[1]
-    for lane, (position, now) in enumerate(zip(positions, steps, strict=True)):
-        seen = [
-            slot
-            for slot, (place, fed) in enumerate(zip(held, fed_at, strict=True))
-            if place == position or (place < position and fed <= now and position - place < window)
-        ]
-        for row in range(len(queries)):
+    for row, rule in enumerate(zip(*(one.tolist() for one in step.rule), strict=True)):
+        positions, steps, held, fed_at = rule
+        for lane, (position, now) in enumerate(zip(positions, steps, strict=True)):
+            seen = [
+                slot
+                for slot, (place, fed) in enumerate(zip(held, fed_at, strict=True))
+                if place == position
+                or (place < position and fed <= now and position - place < window)
+            ]
             for head in range(queries.shape[1]):
                 theirs = keys[row, head // group, seen]
                 scores = theirs @ queries[row, head, lane] / math.sqrt(queries.shape[3])
@@ -137,7 +145,7 @@ def test_sliding_layers_see_the_last_positions(window):
 def test_what_hidden_slots_hold_changes_no_bit():
     step = draw_step(1, 2, 1, 18, 7, 200)
     out = attention.attend_slots(step.queries, step.keys, step.values, *step.rule)
-    hidden = step.rule[3] == NEVER
+    (hidden,) = step.rule[3] == NEVER
     step.keys[:, :, hidden], step.values[:, :, hidden] = 1e4, -1e4
     again = attention.attend_slots(step.queries, step.keys, step.values, *step.rule)
     assert torch.equal(out, again)
@@ -165,10 +173,19 @@ def test_how_many_lanes_share_a_step_does_not_change_a_bit_where_tiles_and_parts
     step = draw_step(1, 2, 1, 18, 7, 100)
     positions, steps, *slots = step.rule
     together = attention.attend_slots(step.queries, step.keys, step.values, *step.rule)
+    own = slice(4, 5)
     alone = attention.attend_slots(
-        step.queries[:, :, 4:5], step.keys, step.values, positions[4:5], steps[4:5], *slots
+        step.queries[:, :, own], step.keys, step.values, positions[:, own], steps[:, own], *slots
     )
-    assert torch.equal(together[:, :, 4:5], alone)
+    assert torch.equal(together[:, :, own], alone)
+
+
+def test_sequences_that_stand_alike_may_be_told_once():
+    step = draw_step(1, 2, 2, 8, 3, 150)
+    twice = [torch.cat([one, one * 2]) for one in (step.queries, step.keys, step.values)]
+    told_once = attention.attend_slots(*twice, *(one[0] for one in step.rule))
+    told_twice = attention.attend_slots(*twice, *(one.repeat(2, 1) for one in step.rule))
+    assert torch.equal(told_once, told_twice)
 
 
 @given(st.integers(1, 40000), st.integers(1, 600), st.sampled_from([16, 32, 64]))
@@ -197,16 +214,19 @@ def test_keys_are_rotated_and_stored_and_nothing_beside_them(heads, kv_heads, si
     merged = torch.randn(2, lanes, (heads + 2 * kv_heads) * size, generator=generator)
     parts = merged.to(DEVICE, dtype).unflatten(2, (-1, size)).transpose(1, 2)
     queries, keys, values = parts.split((heads, kv_heads, kv_heads), 1)
-    angles = torch.randn(lanes, size // 2, generator=generator).to(DEVICE)
+    angles = torch.randn(2, lanes, size // 2, generator=generator).to(DEVICE)
     turns = angles.cos().to(dtype), angles.sin().to(dtype)
-    slots = torch.randperm(num_slots, generator=generator)[:lanes].to(DEVICE)
-    buffers = torch.full((2, 2, kv_heads, num_slots, size), torch.nan, device=DEVICE, dtype=dtype)
-    found = attention.rotate_and_store(queries, keys, values, *turns, slots, *buffers)
-    wide = [turn.double() for turn in turns]
-    stored, allowed = buffers[:, :, :, slots], 8 * torch.finfo(dtype).eps
+    orders = [torch.randperm(num_slots, generator=generator)[:lanes] for _ in range(2)]
+    slots, of_four = torch.stack(orders).to(DEVICE), (2, 4, kv_heads, num_slots, size)
+    buffers = torch.full(of_four, torch.nan, device=DEVICE, dtype=dtype)
+    found = attention.rotate_and_store(queries, keys, values, *turns, slots, *buffers, 1)
+    wide, allowed = [turn.double() for turn in turns], 8 * torch.finfo(dtype).eps
+    at = torch.arange(1, 3, device=DEVICE)[:, None], slice(None), slots
+    stored = [buffer[at].transpose(1, 2) for buffer in buffers]
     for actual, plain in ((found, queries), (stored[0], keys)):
         expected = rotate(plain.double(), *wide)
         torch.testing.assert_close(actual.double(), expected, atol=allowed, rtol=allowed)
     assert torch.equal(stored[1], values)
-    others = [slot for slot in range(num_slots) if slot not in slots.tolist()]
-    assert buffers[:, :, :, others].isnan().all()
+    for buffer in buffers:
+        buffer[at] = torch.nan
+    assert buffers.isnan().all()  # the slots and sequences beside

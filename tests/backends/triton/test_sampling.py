@@ -18,6 +18,7 @@ from diagd.backends.triton.model import Kernels  # isort: skip
 # the interpreter's, where a kernel goes on with what is broken and its result is thrown away
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 HEIGHT, WIDTH = 3, 5
+HIGH = 9**9, HEIGHT, WIDTH  # of frames, rows and columns
 draw = Kernels(torch.empty, torch.empty, sampling.draw).sample  # neither attends nor stores
 TRUNCATIONS = {
     "none": {},
@@ -35,14 +36,14 @@ def _several_blocks(monkeypatch):
 
 
 def arguments(options: SamplingOptions, logits: Tensor, seed: int = 0) -> tuple[Tensor, Draw]:
-    """Lanes at places in no order, of streams with seeds of 64 bits."""
+    """Lanes at places in no order, of each sequence its own, with seeds of 64 bits."""
     generator = torch.Generator().manual_seed(seed)
     batch, lanes, vocab_size = logits.shape
     ranges = ValidRanges.resolve(options.valid_range, HEIGHT, WIDTH, vocab_size, DEVICE)
     seeds = torch.randint(-(2**62), 2**62, (batch,), generator=generator)
-    places = (torch.randint(high, (lanes,), generator=generator) for high in (9**9, HEIGHT, WIDTH))
-    rest = (t.to(DEVICE) for t in (seeds, *places))
-    return logits.to(DEVICE), Draw(options, ranges, *rest)
+    packed = [torch.randint(high, (batch, lanes), generator=generator) for high in HIGH]
+    places = torch.stack(packed).to(DEVICE).repeat(1, 1, 2)[..., lanes:]  # of wider rows
+    return logits.to(DEVICE), Draw(options, ranges, seeds.to(DEVICE), *places)
 
 
 def by_place(vocab_size: int) -> Tensor:
@@ -65,7 +66,7 @@ def test_the_draw_is_the_samplers(
     truncation, temperature, vocab_size, spread, ties, places, dtype, seed
 ):
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(1, 5, vocab_size, generator=generator) * spread
+    logits = torch.randn(2, 5, vocab_size, generator=generator) * spread
     logits = (logits.round() if ties else logits).to(dtype)[:, 1:]  # of a larger one
     valid_range = by_place(vocab_size) if places else (1, vocab_size)
     options = SamplingOptions(temperature, valid_range=valid_range, **TRUNCATIONS[truncation])

@@ -142,8 +142,8 @@ def test_frames_are_those_of_python(kernels, packed, world, scene, temperature, 
         found = kernels.read(kernels("newest_tokens"), torch.int32, *expected.shape[1:])
         assert torch.equal(found, expected[0].int()), frame
         assert manifest["written_at"][which] == list(session.written_at)
-        assert kernels("held_frames") == session.engine.stream.num_held
-        assert kernels("window_frames") == session.engine.stream.window
+        assert kernels("held_frames") == session.stream.num_held
+        assert kernels("window_frames") == session.stream.window
         pixels = kernels.read(kernels("paint"), torch.uint8, *generator.frame_size_px, 4)
         painted = generator.tokenizer.decode(expected)[0]
         assert (pixels[..., :3].int() - painted.int()).abs().max() <= 1
@@ -172,7 +172,7 @@ def test_a_gpu_is_told_what_the_engine_of_python_feeds(kernels, packed, world):
     generator, seed = VideoGenerator.from_pretrained(world, dtype="int8"), 2**31 + 5
     start = model_scenes(world, generator, generator.defaults.context_frames)[2]
     session = Session(generator, SessionLog(start.frames, start.actions, seed))
-    stream, noted, config = session.engine.stream, [], generator.config
+    stream, noted, config = session.stream, [], generator.config
     names = [name for name, _ in json.loads(packed["world/world.json"])["strategies"]]
     rotary, vocabulary = load_parts(world).model.model.rotary, generator.vocabulary
     assert rotary is not None

@@ -106,7 +106,7 @@ def test_what_the_model_cannot_do_is_refused_and_changes_nothing(generator, star
         session.advance("fly", Controls())
     with pytest.raises(ValueError, match=r"row_lag must be in \[1, width=5\], got 6"):
         session.advance("left", Controls(Diagonal(6)))
-    assert (session.history, session.engine.stream.num_generated) == ([], 0)
+    assert (session.history, session.stream.num_generated) == ([], 0)
 
 
 def test_a_checksum_sees_every_token():
