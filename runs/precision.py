@@ -18,6 +18,7 @@ from torch.nn import functional
 from diagd.backends.linears import round_linears
 from diagd.backends.native.model import NativeModel
 from diagd.backends.native.weights import NativeDType
+from diagd.decoding.visibility import Seen
 from diagd.families.checkpoints import load_model
 from diagd.files import write_json
 from diagd.tokenizers.shards import read_shards
@@ -76,8 +77,8 @@ def main(options: Options) -> None:
 def causal(model: NativeModel, tokens: Tensor) -> Tensor:
     """Return the logits of all but the last token."""
     slots = torch.arange(tokens.shape[1] - 1)
-    visible = torch.ones(len(slots), len(slots), dtype=torch.bool).tril()
-    return model.forward(tokens[:, :-1], slots, slots, visible, model.make_cache(1, len(slots) + 1))
+    cache, seen = model.make_cache(1, len(slots) + 1), Seen(slots, slots, slots, slots)
+    return model.forward(tokens[:, :-1], slots, slots, seen, cache)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.visibility import Seen
 from diagd.families.presets import PRESETS
 from diagd.families.weights import llama_fields
 from diagd.files import read_json_object, require_file, write_json
@@ -93,9 +94,8 @@ def continued_by_transformers(llama: LlamaForCausalLM, prompt: Tensor, length: i
 def causal_logits(model: CausalModel, tokens: Tensor) -> Tensor:
     """Return the (N, vocab) logits of (N,) tokens, of one step that feeds them all."""
     places = torch.arange(len(tokens))
-    visible = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril()
-    cache = model.make_cache(1, len(tokens) + 1)
-    return model.forward(tokens[None], places, places, visible, cache)[0].float()
+    cache, seen = model.make_cache(1, len(tokens) + 1), Seen(places, places, places, places)
+    return model.forward(tokens[None], places, places, seen, cache)[0].float()
 
 
 @dataclass(frozen=True)
