@@ -200,6 +200,33 @@ def test_a_batch_is_its_rows_one_by_one(case, model, temperature):
         assert torch.equal(together[b : b + 1], alone)
 
 
+@pytest.mark.parametrize("strategy", ["k=1", "exact,lanes=9"])
+@pytest.mark.parametrize("name", MODELS)
+def test_prompts_of_any_lengths_and_contexts_are_a_batch(name, strategy):
+    contexts, lengths = [1, 0, 2], [3, 20, 1]
+    given = zip(contexts, lengths, range(3), strict=True)
+    each = [
+        Case(2, context_frames=count, prefix_length=length, batch_size=1, seed=seed)
+        for count, length, seed in given
+    ]
+    options = {"grid": each[0].grid, "sampling": diagd.SamplingOptions(temperature=0.8)}
+    prompts = [case.prompt[0] for case in each]
+    out = diagd.generate_tokens(
+        model_of(name), prompts, strategy, None, contexts, seed=[5, 4, 5], **options
+    )
+    for case, seed, written in zip(each, (5, 4, 5), out.tokens, strict=True):
+        alone = diagd.generate_tokens(
+            model_of(name), case.prompt, strategy, None, case.context_frames, seed=seed, **options
+        )
+        assert torch.equal(written, alone.tokens[0])
+    with pytest.raises(ValueError, match="context_frames: expected 3 numbers, got 2"):
+        diagd.generate_tokens(model_of(name), prompts, strategy, None, [1, 0], **options)
+    with pytest.raises(
+        ValueError, match=r"prompt must be int64 .*, or as many of \(P,\), got .*\(1, 18\)"
+    ):
+        diagd.generate_tokens(model_of(name), [one[None] for one in prompts], strategy, **options)
+
+
 def test_rows_may_have_their_own_seeds():
     case = Case(batch_size=3)
     sampling = diagd.SamplingOptions(temperature=1.0)
@@ -352,7 +379,9 @@ def test_errors_are_one_line():
 
 def test_a_schedule_of_another_number_of_frames_is_refused():
     case = Case()
-    engine = diagd.DecodingEngine(model_of("own"), case.height, case.width, batch_size=2)
+    engine = diagd.DecodingEngine(
+        model_of("own"), diagd.FrameFormat(case.height, case.width), batch_size=2
+    )
     engine.prefill(case.prompt)
     with pytest.raises(ValueError, match=r"^the schedule must be for .*=5, .*, got one for .*=3, "):
         engine.decode(case.schedule, num_frames=5)

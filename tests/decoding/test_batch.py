@@ -1,0 +1,276 @@
+"""`Batch`: streams that are unlike in all share steps and memory, each as it is alone."""
+
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import diagd
+from diagd.backends.native.model import NativeModel
+from diagd.decoding import engine
+from diagd.decoding.engine import Batch, Stream
+from diagd.decoding.generate_tokens import write_frames
+from diagd.decoding.schedule import FrameFormat
+from diagd.models.guidance import GuidedModel
+from tests.decoding.cases import MODELS, NUM_VISUAL, VOCAB_SIZE, model_of
+from tests.models.tiny import KINDS, tiny_model
+
+GREEDY = diagd.SamplingOptions(valid_range=(0, NUM_VISUAL))
+SLOTS = 120
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a stream is to write."""
+
+    strategy: str = "k=1"
+    height: int = 3
+    width: int = 5
+    num_frames: int = 2
+    num_actions: int = 1
+    prefix_length: int = 1
+    context_frames: int = 1
+    sampling: diagd.SamplingOptions = GREEDY
+    seed: int = 0
+    max_slots: int = SLOTS
+
+    @property
+    def grid(self) -> diagd.TokenGrid:
+        return diagd.TokenGrid(self.num_frames, self.height, self.width)
+
+    def ids(self, low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(self.seed))
+
+    @property
+    def prompt(self) -> Tensor:
+        between = max(0, self.context_frames - 1) * self.num_actions
+        frames = self.context_frames * self.height * self.width
+        return self.ids(0, NUM_VISUAL, self.prefix_length + between + frames)
+
+    @property
+    def actions(self) -> Tensor:
+        return self.ids(NUM_VISUAL, VOCAB_SIZE, self.num_frames, self.num_actions)
+
+    def alone(self, model) -> Tensor:
+        """Return (T, height, width), decoded by itself."""
+        out = diagd.generate_tokens(
+            model,
+            self.prompt[None],
+            self.strategy,
+            self.actions[None],
+            self.context_frames,
+            self.grid,
+            self.sampling,
+            self.seed,
+            max_slots=self.max_slots,
+        )
+        return out.tokens[0]
+
+    def begin(self, batch: Batch) -> Stream:
+        """Have a stream of a batch write the same."""
+        frame = FrameFormat(self.height, self.width, self.num_actions)
+        stream = batch.admit(frame, self.sampling, self.seed, max_slots=self.max_slots)
+        stream.prefill(stream.prompts_of(self.prompt, self.context_frames), self.context_frames)
+        write_frames(stream, self.strategy, self.actions)
+        return stream
+
+
+def taken(stream: Stream) -> list[Tensor]:
+    return [stream.take_frame() for _ in range(stream.num_whole - stream.num_taken)]
+
+
+def together(batch: Batch, requests: list[Request]) -> list[Tensor]:
+    """Return the frames of all, written side by side."""
+    streams = [request.begin(batch) for request in requests]
+    written: list[list[Tensor]] = [[] for _ in streams]
+    counts = [request.num_frames for request in requests]
+    while [*map(len, written)] != counts:
+        batch.step()
+        for stream, frames in zip(streams, written, strict=True):
+            frames += taken(stream)
+    for stream in streams:
+        stream.close()
+    return [torch.stack(frames) for frames in written]
+
+
+def drawn(temperature: float, *valid_range: int, **options) -> diagd.SamplingOptions:
+    return diagd.SamplingOptions(temperature, valid_range=valid_range, **options)  # pyright: ignore[reportArgumentType]
+
+
+UNLIKE = [
+    Request("k=1", seed=4),
+    Request("exact,lanes=9", 2, 4, 3, 2, 5, 2, drawn(0.8, 0, 12), 7),
+    Request("raster", 1, 6, 2, 0, 3, 0, drawn(1.3, 2, 18, top_k=6), 2**40 + 1),
+    Request("k=2,d=3/predecessor", 4, 3, 4, 1, 9, 1, drawn(1.0, 0, 18, top_p=0.9), -3),
+    Request("jacobi,lanes=6", 3, 5, 2, 1, 2, 1, drawn(0.5, 0, 18), 4),
+    Request("zipar=2", 3, 2, 9, 1, 1, 1, drawn(1.0, 0, 18), 5, max_slots=30),  # frames leave
+]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_streams_unlike_in_all_write_together_what_each_writes_alone(name):
+    """Prompts, grids, strategies, seeds, temperatures, ids, and what a context holds."""
+    model = model_of(name)
+    alone = [request.alone(model) for request in UNLIKE]
+    batch = Batch(model, len(UNLIKE), SLOTS + 3)
+    for order in (UNLIKE, UNLIKE[::-1]):  # the second where others have been
+        for own, request in zip(together(batch, order), order, strict=True):
+            assert torch.equal(own, alone[UNLIKE.index(request)]), request
+    assert batch.streams == []
+
+
+def test_a_batch_takes_as_many_steps_as_its_longest_stream():
+    batch = Batch(model_of("native"), 2, SLOTS)
+    together(batch, [Request("raster"), Request("k=1")])
+    assert batch.num_steps == 2 * 15
+
+
+def random_request(chance: random.Random) -> Request:
+    strategy = chance.choice(["k=1", "raster", "exact,lanes=9"])
+    height, width = chance.choice([(3, 5), (2, 4), (1, 6), (4, 3)])
+    actions = chance.randint(0, 2)
+    request = Request(
+        strategy,
+        height,
+        width,
+        num_frames=chance.randint(1, 3),
+        num_actions=actions,
+        prefix_length=chance.randint(1, 30),
+        context_frames=chance.randint(0, 2),
+        sampling=drawn(chance.choice([0.0, 0.7, 1.0]), 0, chance.choice([12, NUM_VISUAL])),
+        seed=chance.randint(0, 10**6),
+    )
+    room = chance.choice([2, 9]) * (height * width + actions)  # frames may leave
+    return replace(request, max_slots=min(len(request.prompt) + room, SLOTS - 5))
+
+
+def test_streams_come_and_go_and_each_writes_what_it_writes_alone(monkeypatch):
+    """500 arrivals and departures, finished or not, while newcomers read in pieces."""
+    monkeypatch.setitem(engine.PREFILL_LANES, "cpu", 7)
+    chance, model = random.Random(0), model_of("native")
+    batch = Batch(model, 6, SLOTS)
+    here: list[tuple[Stream, Request, list[Tensor]]] = []
+    counts = {"arrivals": 0, "frames": 0, "unfinished": 0, "full": 0}
+    for _ in range(500):
+        if here and (len(here) == 6 or chance.random() < 0.45):
+            counts["full"] += len(here) == 6
+            stream, request, frames = here.pop(chance.randrange(len(here)))
+            stream.close()
+            counts["frames"] += len(frames)
+            counts["unfinished"] += len(frames) < request.num_frames
+            if frames:
+                alone = request.alone(model)[: len(frames)]
+                assert torch.equal(torch.stack(frames), alone), request
+        else:
+            request = random_request(chance)
+            here.append((request.begin(batch), request, []))
+            counts["arrivals"] += 1
+        for _ in range(chance.choice([0, 1, 4, 16])):
+            batch.step()
+            for stream, _, frames in here:
+                frames += taken(stream)
+    assert counts["arrivals"] > 240
+    assert min(counts.values()) > 20, counts
+    assert counts["frames"] > 300
+
+
+def test_guided_streams_share_steps_and_take_a_sequence_for_each_prompt():
+    ids = {"vocab_size": VOCAB_SIZE, "image_vocab_size": NUM_VISUAL}
+    plain = tiny_model(**ids, num_action_tokens=0, **KINDS["chameleon"])
+    empty = torch.tensor([[3, 7, 1]])
+    model = GuidedModel(NativeModel(plain), empty, 1, 2.5)
+    requests = [
+        Request("k=1", num_actions=0, max_slots=60, seed=1),
+        Request("exact,lanes=7", 2, 4, num_actions=0, prefix_length=6, max_slots=60, seed=2),
+    ]
+    batch = Batch(model, 5, 62)
+    for own, request in zip(together(batch, requests), requests, strict=True):
+        assert torch.equal(own, request.alone(model))
+    kept = [request.begin(batch) for request in requests]
+    assert [(stream.first, stream.end) for stream in kept] == [(0, 2), (2, 4)]
+    message = r"the batch is full: 4 of 5 sequences are taken, expected 2 free ones in a row$"
+    with pytest.raises(ValueError, match=message):
+        requests[0].begin(batch)
+
+
+def test_a_full_batch_takes_nobody_until_a_stream_has_gone():
+    batch = Batch(model_of("native"), 2, SLOTS)
+    first, second = Request(seed=1).begin(batch), Request(seed=2).begin(batch)
+    message = "^the batch is full: 2 of 2 sequences are taken, expected 1 free ones in a row$"
+    with pytest.raises(ValueError, match=message):
+        Request().begin(batch)
+    first.close()
+    assert Request(seed=3).begin(batch).first == 0 != second.first
+
+
+def test_a_stream_that_nobody_holds_is_closed():
+    batch = Batch(model_of("native"), 1, SLOTS)
+    batch.admit(FrameFormat(3, 5))
+    assert batch.streams == []
+    batch.admit(FrameFormat(2, 4))
+
+
+def test_a_stream_is_closed_once():
+    batch = Batch(model_of("native"), 2, SLOTS)
+    stream = Request().begin(batch)
+    other = Request(seed=1).begin(batch)
+    stream.close()
+    with pytest.raises(ValueError, match=r"^the stream was closed before$"):
+        stream.close()
+    assert batch.streams == [other]
+
+
+def test_a_prompt_too_long_for_what_is_left_is_refused_and_the_others_go_on():
+    model = model_of("native")
+    batch, other = Batch(model, 2, 60), Request(max_slots=58)
+    running = other.begin(batch)
+    long = Request(prefix_length=40, max_slots=58)
+    with pytest.raises(
+        ValueError, match=r"^prompt and one frame take 71 slots, the context holds 58$"
+    ):
+        long.begin(batch)
+    frames: list[Tensor] = []
+    while len(frames) < 2:
+        batch.step()
+        frames += taken(running)
+    assert torch.equal(torch.stack(frames), other.alone(model))
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("strategy", ["k=1", "exact,lanes=6"])
+def test_a_stream_whose_logits_break_ends_alone_and_leaves_nothing_behind(kernels, strategy):
+    ids = {"vocab_size": VOCAB_SIZE, "image_vocab_size": NUM_VISUAL}
+    plain = tiny_model(**ids, num_action_tokens=1)
+    with torch.no_grad():
+        plain.embeddings[VOCAB_SIZE - 1] = torch.nan
+    model = NativeModel(plain) if kernels else plain
+    batch, fine = Batch(model, 3, 62), Request(strategy, max_slots=60, seed=6)
+    assert (fine.actions < VOCAB_SIZE - 1).all()
+    broken = Request(strategy, max_slots=60, seed=1)
+    streams = [fine.begin(batch), broken.begin(batch), fine.begin(batch)]
+    write_frames(streams[1], strategy, torch.tensor([[VOCAB_SIZE - 1], [NUM_VISUAL]]))
+    frames: list[list[Tensor]] = [[], []]
+    ended = []
+    for _ in range(2):  # the second where the first has been
+        while streams[1].num_whole == 0:
+            batch.step()
+            for stream, own in zip(streams[::2], frames, strict=True):
+                own += taken(stream)
+        with pytest.raises(ValueError, match=r"^no token can be drawn at frame 0, row 0") as error:
+            streams[1].take_frame()
+        ended.append(str(error.value))
+        streams[1].close()
+        streams[1] = broken.begin(batch)
+        write_frames(streams[1], strategy, torch.tensor([[VOCAB_SIZE - 1], [NUM_VISUAL]]))
+    assert not any("\n" in line for line in ended)
+    streams[1].close()
+    newcomer, written = fine.begin(batch), list[Tensor]()
+    while min(map(len, [*frames, written])) < 2:
+        batch.step()
+        for stream, own in zip([*streams[::2], newcomer], [*frames, written], strict=True):
+            own += taken(stream)
+    assert newcomer.first == 1
+    for own in (*frames, written):
+        assert torch.equal(torch.stack(own), fine.alone(model))
