@@ -22,12 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import diagd
-from diagd.decoding.engine import Batch, NextStep, Stream
-from diagd.decoding.generate_tokens import decode as steps_by
+from diagd.decoding.engine import Batch, Stream
+from diagd.decoding.generate_tokens import write_frames
 from diagd.decoding.model import CausalModel, ModelWrapper
 from diagd.decoding.sampling import UNDRAWN, Draw, SamplingOptions, ValidRanges, sample
-from diagd.decoding.schedule import SequenceLayout, TokenGrid
-from diagd.decoding.strategies.table import as_strategy
 from diagd.decoding.visibility import NEVER, Seen
 from diagd.models.transformer import Transformer
 from tests.backends.recomputing import Recomputing
@@ -402,7 +400,7 @@ def decode(
 ) -> list[Tensor]:
     """Decode as many frames as there are actions by each strategy, (B, T, 3, 5)."""
     engine = diagd.DecodingEngine(
-        model, 3, 5, num_action_tokens=2, batch_size=len(prompt), sampling=sampling, seed=5
+        model, diagd.FrameFormat(3, 5, 2), batch_size=len(prompt), sampling=sampling, seed=5
     )
     decoded = []
     for strategy in strategies:
@@ -468,17 +466,11 @@ class Request:
     sampling: SamplingOptions
 
     def start(self, batch: Batch) -> Stream:
-        device, strategy = batch.model.device, as_strategy(self.strategy)
-        stream = batch.admit(SequenceLayout(TokenGrid(1, 3, 5), 2), self.sampling, self.seed)
+        device = batch.model.device
+        stream = batch.admit(diagd.FrameFormat(3, 5, 2), self.sampling, self.seed)
         prompt = random_tokens(self.prompt_length, seed=self.seed, vocab_size=NUM_VISUAL)
         stream.prefill([prompt.to(device)], 1)
-
-        def steps() -> Iterator[NextStep]:
-            layout = stream.layout(2, 1)
-            stream.open(layout, ACTIONS[0, :2].to(device))
-            yield from steps_by(strategy, stream, layout)
-
-        stream.begin(steps())
+        write_frames(stream, self.strategy, ACTIONS[0, :2].to(device))
         return stream
 
 
@@ -492,7 +484,7 @@ REQUESTS = (
 
 def finish(batch: Batch, streams: list[Stream]) -> list[Tensor]:
     """Run all steps, and return the two frames of each stream, (2, 3, 5)."""
-    while any(one.num_unread or one.asked() is not None for one in streams):
+    while any(one.num_whole < 2 for one in streams):
         batch.step()
     return [torch.stack([one.take_frame() for _ in range(2)]).cpu() for one in streams]
 

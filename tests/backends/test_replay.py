@@ -94,9 +94,7 @@ def test_steps_compiled_for_their_shapes_write_the_tokens_of_eager_ones():
     for make in (lambda model: model, ByShape):
         engine = diagd.DecodingEngine(
             make(tiny_model(num_layers=1)),
-            CASE.height,
-            CASE.width,
-            num_action_tokens=CASE.num_action_tokens,
+            diagd.FrameFormat(CASE.height, CASE.width, CASE.num_action_tokens),
             batch_size=CASE.batch_size,
             sampling=diagd.SamplingOptions(1.0, top_p=0.8, valid_range=(0, 18)),
             seed=3,
@@ -125,9 +123,7 @@ def test_padded_steps_write_what_bare_steps_write():
         for model in (tiny_model(), Padded(tiny_model())):
             engine = diagd.DecodingEngine(
                 model,
-                case.height,
-                case.width,
-                num_action_tokens=case.num_action_tokens,
+                diagd.FrameFormat(case.height, case.width, case.num_action_tokens),
                 batch_size=len(case.prompt),
             )
             engine.prefill(case.prompt, case.context_frames)

@@ -46,28 +46,32 @@ def test_a_step_is_captured_once_a_kind_and_shape_and_replayed_on_its_own_lanes(
     written = torch.zeros(8, 1024, dtype=torch.int64, device="cuda")
     runs = []
 
-    def step(lanes, num_slots):
-        runs.append((lanes.shape[1], num_slots))
-        written.index_copy_(1, Lanes.of(lanes).outputs, lanes)
+    def step(lanes, num_slots, first):
+        runs.append((first, lanes.shape[2], num_slots))
+        written.index_copy_(1, Lanes.of(lanes).outputs[0], lanes[:, 0])
 
     own = replay.Graphs(written.device, scratch=1023)
-    first = torch.arange(16, device="cuda").view(8, 2)
-    second, wide = first + 100, torch.arange(32, device="cuda").view(8, 4) + 200
+    first = torch.arange(16, device="cuda").view(8, 1, 2)
+    second, wide = first + 100, torch.arange(32, device="cuda").view(8, 1, 4) + 200
     steps = [("a", first, 1), ("a", second, 512), ("a", wide, 512), ("a", first, 513)]
-    for kind, lanes, num_slots in [*steps, ("b", second, 2), ("a", second, 2)]:
+    steps += [("b", second, 2), ("a", second, 2)]
+    for kind, lanes, num_slots, row in [*[(*step, 0) for step in steps], ("a", first, 2, 3)]:
         before = lanes.tolist()
         written.zero_()
-        own.run(kind, step, lanes, num_slots, False)
+        own.run(kind, step, lanes, num_slots, row, False)
         assert lanes.tolist() == before
-        outputs = Lanes.of(lanes).outputs.tolist()
+        outputs = Lanes.of(lanes).outputs[0].tolist()
         found = written.cpu()
-        assert found[:, outputs].tolist() == before  # of the lanes given, not of those captured
+        assert (
+            found[:, None, outputs].tolist() == before
+        )  # of the lanes given, not of those captured
         found[:, outputs] = 0
         assert not found[:, :-1].any()  # warming up has written to scratch alone
     # each graph: warmed up and captured
-    assert runs == [run for run in [(2, 512), (4, 512), (2, 1024), (2, 512)] for _ in range(2)]
-    assert len(own._captured) == gpus.num_captures == 4
-    assert gpus.num_replays == 6
+    shapes = [(0, 2, 512), (0, 4, 512), (0, 2, 1024), (0, 2, 512), (3, 2, 512)]
+    assert runs == [run for run in shapes for _ in range(2)]
+    assert len(own._captured) == gpus.num_captures == 5
+    assert gpus.num_replays == 7
 
 
 def test_all_captures_are_on_one_stream_of_the_device_and_in_one_pool(gpus):
@@ -169,7 +173,7 @@ def test_a_dropped_engine_drops_its_cache_at_once(strategy, is_captured, no_coll
     held = []
     for taken in (2, 1, 2):  # to the end, and cut off in the middle of a frame
         engine = diagd.DecodingEngine(
-            model, 3, 5, num_action_tokens=2, batch_size=2, sampling=SAMPLED
+            model, diagd.FrameFormat(3, 5, 2), batch_size=2, sampling=SAMPLED
         )
         engine.prefill(CASE.prompt.to("cuda"))
         actions = CASE.actions()
@@ -203,7 +207,7 @@ def test_broken_numbers_do_not_reach_the_next_stream(gpus):
 
 def test_a_session_may_change_its_sampling_and_come_back(gpus):
     engine = diagd.DecodingEngine(
-        prepare_for(tiny(), "cuda"), 3, 5, num_action_tokens=2, batch_size=2
+        prepare_for(tiny(), "cuda"), diagd.FrameFormat(3, 5, 2), batch_size=2
     )
     engine.prefill(CASE.prompt.to("cuda"))
     actions = CASE.actions(12)

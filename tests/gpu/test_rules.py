@@ -307,7 +307,7 @@ def test_an_engine_in_a_circle_is_caught(monkeypatch, gpus):
 
         def planted(self, sampling):
             make(self, sampling)
-            self.of_itself = self.went
+            self.of_itself = self.resume
 
         monkeypatch.setattr(Stream, "set_sampling", planted)
         decode(model, CASE, "k=1", SAMPLED, "cuda")

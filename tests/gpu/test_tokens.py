@@ -149,8 +149,7 @@ def stream(case, words, model, device, **settings) -> Streamed:
     """Decode a frame with each strategy, one after the other."""
     engine = diagd.DecodingEngine(
         model,
-        *(case.height, case.width),
-        num_action_tokens=case.num_action_tokens,
+        diagd.FrameFormat(case.height, case.width, case.num_action_tokens),
         batch_size=case.batch_size,
         sampling=SAMPLINGS["sampled"],
         **settings,
@@ -205,9 +204,9 @@ def test_no_step_waits_and_a_frame_waits_a_few_times(strategy, gpus):
     def watched(step):
         run = make_step(step)
 
-        def taken(lanes, num_slots):
+        def taken(lanes, num_slots, first=0):
             before = gpus.waits.total(), gpus.num_captures, gpus.num_kernels
-            run(lanes, num_slots)
+            run(lanes, num_slots, first)
             captured = gpus.num_captures > before[1]
             steps["captured" if captured else "replayed"] += 1
             if not captured:
@@ -216,7 +215,7 @@ def test_no_step_waits_and_a_frame_waits_a_few_times(strategy, gpus):
         return taken
 
     model.make_step = watched
-    engine = diagd.DecodingEngine(model, 3, 5, num_action_tokens=2, batch_size=2)
+    engine = diagd.DecodingEngine(model, diagd.FrameFormat(3, 5, 2), batch_size=2)
     engine.prefill(CASE.prompt.to("cuda"))
     actions = CASE.actions()
     assert actions is not None
@@ -241,7 +240,7 @@ def test_a_prompt_is_read_in_few_pieces(gpus):
 
         model.forward = watched
         engine = diagd.DecodingEngine(
-            model, 3, 5, num_action_tokens=2, max_slots=350, keep_frames=1
+            model, diagd.FrameFormat(3, 5, 2), max_slots=350, keep_frames=1
         )
         engine.prefill(case.prompt.to(device))
         actions = case.actions()

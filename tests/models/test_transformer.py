@@ -9,6 +9,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from diagd.decoding.visibility import Seen
 from diagd.models.config import ModelConfig
 from diagd.models.huggingface import llama_of
 from diagd.models.transformer import Transformer
@@ -108,8 +109,9 @@ def test_logits_take_positions():
 @torch.no_grad()
 def test_logits_to_keep_may_name_lanes():
     model, tokens, keep = tiny_model(), random_tokens(2, 4), torch.tensor([1, 3])
-    lanes, visible = torch.arange(4), torch.ones(4, 4, dtype=torch.bool).tril()
-    kept = model(tokens, lanes, lanes, visible, model.make_cache(2, 5), keep)
+    lanes = torch.arange(4)
+    seen = Seen(lanes, lanes, lanes, lanes)
+    kept = model(tokens, lanes, lanes, seen, model.make_cache(2, 5), keep)
     torch.testing.assert_close(kept, model.logits(tokens)[:, keep], **TOLERANCE)
 
 
@@ -188,5 +190,5 @@ def test_wrong_calls_are_refused():
         model.logits(random_tokens(1, 4), torch.zeros(1, 3, 8))
     with pytest.raises(ValueError, match="tokens must be at most max_positions=64 long, got 65"):
         model.logits(random_tokens(1, 65))
-    with pytest.raises(ValueError, match="a cache needs slots and visible, got None"):
+    with pytest.raises(ValueError, match="a cache needs slots and seen, got None"):
         model(random_tokens(1, 4), cache=model.make_cache(1, 5))

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from diagd.decoding.generate_tokens import DecodingEngine
+from diagd.decoding.schedule import FrameFormat
 from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.families.checkpoints import load_model, save_model
 from diagd.models.transformer import Transformer
@@ -99,21 +100,23 @@ def stream_nll(options, tokens, strategy):
     truth, costs = frames[:, 2:, 1:].unflatten(2, (2, 3)), {}
 
     def forced(logits, draw):
-        known, (t, i, j) = set(costs), (draw.frames, draw.rows, draw.columns)
-        written = truth[:, t, i, j]
-        for lane, place in enumerate(zip(t.tolist(), i.tolist(), j.tolist(), strict=True)):
+        known, videos = set(costs), torch.arange(len(truth))[:, None]
+        places = torch.stack([videos.expand_as(draw.rows), draw.frames, draw.rows, draw.columns])
+        written = truth[tuple(places)]
+        for lane, place in enumerate(zip(*places.flatten(1).tolist(), strict=True)):
             if place not in known:  # lanes that write nothing claim (t, 0, 0) later on, too
-                costs[place] = functional.cross_entropy(logits[:, lane], written[:, lane])
+                given = logits.flatten(0, 1)[lane], written.flatten()[lane]
+                costs[place] = functional.cross_entropy(*given)
         return written
 
     model: Any = Resampled(load_model(options.init), forced)
     sizes = {"batch_size": len(tokens), "max_slots": 7 * options.window - 1}
-    engine = DecodingEngine(model, 2, 3, num_action_tokens=1, **sizes)
+    engine = DecodingEngine(model, FrameFormat(2, 3, 1), **sizes)
     engine.prefill(tokens[:, :13], context_frames=2)
     written = list(engine.decode(strategy, frames[:, 2:, :1], 7))
     assert torch.equal(torch.stack(written, 1), truth)
     assert engine.stream.window == options.window == 9 - engine.stream.num_dropped_frames
-    assert len(costs) == truth[0].numel()
+    assert len(costs) == truth.numel()
     return torch.stack(list(costs.values())).mean().item()
 
 

@@ -6,6 +6,7 @@ import torch
 
 import diagd
 from diagd.decoding.generate_tokens import DecodingEngine
+from diagd.decoding.schedule import FrameFormat
 from diagd.tokenizers.shards import codebook_fingerprint
 from diagd.training.loop import draw_batch
 from diagd.training.mixture import MixtureLoss
@@ -59,7 +60,7 @@ def test_a_model_trained_under_a_window_holds_the_window(options):
     pretrain(run)
     model = diagd.load_model(run.out)
     assert model.config.frames_held == 3
-    engine = DecodingEngine(model, HEIGHT, WIDTH, num_action_tokens=1)
+    engine = DecodingEngine(model, FrameFormat(HEIGHT, WIDTH, 1))
     engine.prefill(torch.zeros(1, HEIGHT * WIDTH, dtype=torch.int64))
     assert (engine.stream.window, engine.stream.is_endless) == (3, True)
 

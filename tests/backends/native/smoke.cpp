@@ -94,16 +94,17 @@ int check(int (*decode)(const Model*, const Step*), const char* name) {
     void* buffers[2 * LAYERS];
     for (int i = 0; i < 2 * LAYERS; i++) buffers[i] = memory[i].data();
     std::vector<float> logits(TOKENS * VOCAB);
-    int64_t tokens[TOKENS], places[TOKENS], written[SLOTS] = {};
-    for (int i = 0; i < TOKENS; i++) tokens[i] = i * 7 % VOCAB, places[i] = i;
+    int64_t tokens[TOKENS], places[SLOTS];
+    for (int i = 0; i < TOKENS; i++) tokens[i] = i * 7 % VOCAB;
+    for (int i = 0; i < SLOTS; i++) places[i] = i;
     for (int at = 0, turn = 0; at < TOKENS; at += widths[turn++ % widths.size()]) {
       const int lanes = widths[turn % widths.size()], seen = at + lanes;
       std::vector<uint8_t> visible(lanes * seen);
       for (int lane = 0; lane < lanes; lane++)
         for (int slot = 0; slot <= at + lane; slot++) visible[lane * seen + slot] = 1;
-      const Step step{1, lanes, seen, SLOTS, lanes, threads, tokens + at, places + at, places + at,
-                      visible.data(), nullptr, nullptr, nullptr, buffers, buffers + LAYERS,
-                      written, logits.data() + at * VOCAB, nullptr};
+      const Step step{1, lanes, seen, SLOTS, 0, 1, lanes, threads, SLOTS, tokens + at, places + at,
+                      places + at, visible.data(), nullptr, places, nullptr, buffers,
+                      buffers + LAYERS, logits.data() + at * VOCAB, nullptr};
       if (decode(&model, &step)) std::exit(3);
     }
     return logits;

@@ -13,6 +13,7 @@ import torch
 
 from diagd.backends.native import trained_attention
 from diagd.backends.native.model import NativeModel
+from diagd.decoding.visibility import Seen
 from diagd.system import usable_cores
 from tests.models.feeding import feed
 from tests.models.tiny import random_tokens, tiny_model
@@ -71,8 +72,8 @@ def test_callers_may_change_the_number_of_threads_under_each_other():
 
     def step(lanes: int) -> torch.Tensor:
         slots = torch.arange(lanes)
-        visible = torch.ones(lanes, lanes, dtype=torch.bool).tril()
-        return native.forward(tokens[:, :lanes], slots, slots, visible, native.make_cache(1, 300))
+        seen = Seen(slots, slots, slots, slots)
+        return native.forward(tokens[:, :lanes], slots, slots, seen, native.make_cache(1, 300))
 
     def hammer(lanes: int) -> bool:
         same = True

@@ -58,13 +58,7 @@ def test_weights_of_one_byte_are_those_that_were_rounded(small_tiles, kind):
 def decode(model, strategy, sampling, num_frames=4, batch_size=2, seed=5):
     """Decode frames of 3 x 5 tokens, more than the context holds (three)."""
     engine = diagd.DecodingEngine(
-        model,
-        3,
-        5,
-        num_action_tokens=2,
-        batch_size=batch_size,
-        sampling=sampling,
-        seed=seed,
+        model, diagd.FrameFormat(3, 5, 2), batch_size=batch_size, sampling=sampling, seed=seed
     )
     engine.prefill(random_tokens(batch_size, 16, vocab_size=44))
     actions = 44 + random_tokens(batch_size, num_frames, 2, vocab_size=6)
@@ -95,7 +89,7 @@ def test_strategies_take_turns_in_sliding_layers(small_tiles):
     for prepared in (on_webgpu, lambda model: model):
         model = prepared(tiny_model(**KINDS["sliding"]))
         sampling = SamplingOptions(1.0, valid_range=(3, 44))
-        engine = diagd.DecodingEngine(model, 3, 5, num_action_tokens=2, sampling=sampling, seed=5)
+        engine = diagd.DecodingEngine(model, diagd.FrameFormat(3, 5, 2), sampling=sampling, seed=5)
         engine.prefill(random_tokens(1, 15, vocab_size=44))
         actions = 44 + random_tokens(1, 3, 2, vocab_size=6)
         for strategy, given in zip(strategies, actions.split(1, 1), strict=True):
