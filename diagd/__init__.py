@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from diagd.decoding.generate_tokens import DecodingEngine, GeneratedTokens, generate_tokens
     from diagd.decoding.sampling_options import SamplingOptions
-    from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+    from diagd.decoding.schedule import DiagonalSchedule, FrameFormat, TokenGrid
     from diagd.decoding.strategies.table import Diagonal, Exact, Raster, parse_strategy
     from diagd.families.checkpoints import load_model, save_model
     from diagd.gym import GymEnv, GymVectorEnv
@@ -25,7 +25,7 @@ __version__ = "0.2.0"
 _NAMES = {  # by the module that defines them
     "decoding.generate_tokens": ("DecodingEngine", "GeneratedTokens", "generate_tokens"),
     "decoding.sampling_options": ("SamplingOptions",),
-    "decoding.schedule": ("DiagonalSchedule", "TokenGrid"),
+    "decoding.schedule": ("DiagonalSchedule", "FrameFormat", "TokenGrid"),
     "decoding.strategies.table": ("Diagonal", "Exact", "Raster", "parse_strategy"),
     "families.checkpoints": ("load_model", "save_model"),
     "gym": ("GymEnv", "GymVectorEnv"),

@@ -42,7 +42,7 @@ from diagd.backends.devices import DTypeName
 from diagd.backends.linears import merge_linears
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.schedule import SCRATCH, DiagonalSchedule, make_plan
+from diagd.decoding.schedule import SCRATCH, DiagonalSchedule, FrameFormat, make_plan
 from diagd.families.checkpoints import model_path
 from diagd.files import write_bytes, write_json, write_text
 from diagd.models.attention import split_heads
@@ -296,11 +296,11 @@ def reference(options: Options, dtype: DTypeName) -> tuple[dict[str, Any], Tenso
     assert actions is not None
     sizes = world.height, world.width
     sampling = world.sampling(SamplingOptions())
-    engine = DecodingEngine(world.model, *sizes, num_action_tokens=1, sampling=sampling)
+    engine = DecodingEngine(world.model, FrameFormat(*sizes, 1), sampling=sampling)
     engine.prefill(prompt, len(grids))
     strategy = f"k={options.row_lag}"
     frames = torch.cat(list(engine.decode(strategy, actions)))
-    layout = engine.stream.layout(1, 2)  # stand-ins reach 2 frames back
+    layout = engine.stream.frame.layout(1, 2)  # stand-ins reach 2 frames back
     plan = make_plan(DiagonalSchedule.spatial(layout.grid, options.row_lag), layout, pad=False)
     lanes = [
         (position, source, None if output == SCRATCH else output, step)

@@ -243,7 +243,7 @@ def entropies(engine: DecodingEngine, world: VideoGenerator) -> Tensor:
     logits = logits[0, :-1, : world.tokenizer.codebook_size]
     logs = (logits / (engine.stream.sampling.temperature or 1.0)).log_softmax(-1)
     nats = -(logs.exp() * logs).sum(-1)[
-        -engine.stream.num_generated * engine.stream.frame.slots_per_frame :
+        -engine.stream.num_generated * engine.stream.frame.one.slots_per_frame :
     ]
     visual = nats.view(engine.stream.num_generated, -1)[:, engine.stream.frame.num_action_tokens :]
     return visual.unflatten(1, (world.height, world.width)).cpu()

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.schedule import FrameFormat, TokenGrid
 from diagd.decoding.strategies.table import Diagonal
 from diagd.families.checkpoints import load_model
 from diagd.files import write_json
@@ -37,9 +37,7 @@ def main(options: Options) -> None:
         for row_start, suffix in (("predecessor", ""), ("spatial", "_prev")):
             engine = DecodingEngine(
                 model,
-                GRID.height,
-                GRID.width,
-                num_action_tokens=actions.shape[2],
+                FrameFormat(GRID.height, GRID.width, actions.shape[2]),
                 sampling=SamplingOptions(valid_range=(0, model.config.image_vocab_size)),
             )
             engine.prefill(data["small.prompt_ids"], 1)

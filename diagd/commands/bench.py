@@ -95,15 +95,7 @@ def engine_rows(
     knows_steps = backend != "webgpu"  # which records them, and runs those of a frame together
     has_parts = knows_steps and device.type == "cpu" and not prepared.replays
     stopwatch = steps.Stopwatch(prepared, has_parts, sample)
-    engine = DecodingEngine(
-        stopwatch,
-        grid.height,
-        grid.width,
-        num_action_tokens=config.num_action_tokens,
-        num_seam_tokens=config.num_seam_tokens,
-        sampling=sampling,
-        context=inputs[0].text,
-    )
+    engine = DecodingEngine(stopwatch, config.frame, sampling=sampling, context=inputs[0].text)
 
     def run(strategy: Strategy, given: Inputs) -> Run:
         engine.prefill(given.prompt, given.context_frames)

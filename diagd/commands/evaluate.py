@@ -307,7 +307,7 @@ class ClipMeter:
             given,
             prefix=tokens.new_tensor(world.config.prefix_ids)[None],
             row_ends=world.defaults.row_ends,
-            num_seam_tokens=world.config.num_seam_tokens,
+            frame=world.config.frame,
         )
         return {
             "nll": nll.mean().item(),

@@ -24,7 +24,14 @@ from torch import Tensor
 from diagd.decoding.model import Buffers, CausalModel, Drawing, Step, StepFunction
 from diagd.decoding.sampling import UNDRAWN, Draw, ValidRanges
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.schedule import SCRATCH, DecodePlan, Order, SequenceLayout, make_plan
+from diagd.decoding.schedule import (
+    SCRATCH,
+    DecodePlan,
+    FrameFormat,
+    Order,
+    SequenceLayout,
+    make_plan,
+)
 from diagd.decoding.visibility import NEVER, Rule, Seen, raster_rule
 from diagd.threads import follow_free_cores
 
@@ -151,7 +158,7 @@ class Batch:
 
     def admit(
         self,
-        frame: SequenceLayout,
+        frame: FrameFormat,
         sampling: SamplingOptions | None = None,
         seed: int = 0,
         *,
@@ -303,7 +310,7 @@ class Stream:
         self,
         batch: Batch,
         first: int,
-        frame: SequenceLayout,
+        frame: FrameFormat,
         max_slots: int,
         keep_frames: int | None,
     ) -> None:
@@ -313,7 +320,7 @@ class Stream:
         self.end = first + self.num_sequences
         memory = batch.buffers
         self.held, self.fed_at = (of[first : self.end] for of in (memory.held, memory.fed_at))
-        fit = (max_slots + frame.num_leading) // frame.slots_per_frame
+        fit = (max_slots + frame.one.num_leading) // frame.one.slots_per_frame
         self.keep_frames = max(1, fit // 2) if keep_frames is None else keep_frames
         self.reads_again = keep_frames is not None or not self.model.relative_positions
         self.shifts = [0] * self.num_sequences
@@ -343,12 +350,6 @@ class Stream:
     def is_endless(self) -> bool:  # a frame that begins in a full context takes the oldest's slots
         return not self.reads_again and self.window > 1
 
-    def layout(
-        self, num_frames: int, context_frames: int, has_prompt: bool = True
-    ) -> SequenceLayout:
-        grid = replace(self.frame.grid, num_frames=num_frames)
-        return replace(self.frame, grid=grid, context_frames=context_frames, has_prompt=has_prompt)
-
     def set_sampling(self, sampling: SamplingOptions) -> None:
         """Draw otherwise from the next step on; what was compiled is made anew."""
         grid, model = self.frame.grid, self.model
@@ -364,14 +365,27 @@ class Stream:
 
     @torch.inference_mode()
     def forget(self) -> None:
+        """Have nobody see what the sequences hold."""
+        if (self.tokens == UNDRAWN).any():
+            self._mend()
         self.held.fill_(-1)
         self.fed_at.fill_(NEVER)
+
+    def _mend(self) -> None:
+        """Write over keys and values that broke: what hides them is 0 times NaN elsewhere."""
+        self.tokens.fill_(0)
+        slots = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        for part in slots.split(PREFILL_LANES["cpu"]):
+            before, here = slots[: int(part[-1]) + 1], torch.zeros_like(part)
+            seen = Seen.of_mask(part[:, None] == before, here, torch.zeros_like(before))
+            fed = here.expand(self.num_sequences, -1)
+            self.model.forward(fed, here, part, seen, self.batch.buffers.cache, 1, self.first)
 
     def prompts_of(
         self, prompt: Tensor, context_frames: int, row: int = 0, batch_size: int = 1
     ) -> list[Tensor]:
         """Return the prompts of a batch row's sequences, or raise ValueError if one misfits."""
-        model, layout = self.model, self.layout(1, context_frames, len(prompt) > 0)
+        model, layout = self.model, self.frame.layout(1, context_frames, len(prompt) > 0)
         if len(prompt) < layout.context_slots:
             raise ValueError(
                 f"context_frames={context_frames} take {layout.context_slots} tokens, "
@@ -390,7 +404,7 @@ class Stream:
     def prefill(self, prompts: Sequence[Tensor], context_frames: int = 1) -> None:
         """Start anew from what `prompts_of` returned, which steps then read."""
         prompts = [prompt.to(self.held.device) for prompt in prompts]
-        self.num_prefix = len(prompts[0]) - self.layout(1, context_frames, True).context_slots
+        self.num_prefix = len(prompts[0]) - self.frame.layout(1, context_frames, True).context_slots
         self.num_held = context_frames
         self.num_generated = self.num_dropped_frames = self.num_steps = self.num_fed = 0
         self.stop()
@@ -416,11 +430,11 @@ class Stream:
 
     def room(self) -> int:
         free = self.max_slots - max(self.shifts) - self.num_used
-        return max(0, free // self.frame.slots_per_frame)
+        return max(0, free // self.frame.one.slots_per_frame)
 
     def drop_oldest(self) -> None:
         kept = min(self.keep_frames, self.num_held)
-        newest = self.num_used - self.layout(1, kept).context_slots
+        newest = self.num_used - self.frame.layout(1, kept).context_slots
         self.num_dropped_frames += self.num_held - kept
         self.num_held = kept
         rows = zip(self.tokens, self.shifts, strict=True)
@@ -433,7 +447,7 @@ class Stream:
         The prefix stays, the rest is a ring. SCRATCH stands at the scratch slot.
         """
         behind = positions - self.num_prefix
-        around = self.num_prefix + behind % max(1, self.window * self.frame.slots_per_frame)
+        around = self.num_prefix + behind % max(1, self.window * self.frame.one.slots_per_frame)
         slots = torch.where(behind < 0, positions, around)
         return torch.where(positions == SCRATCH, self.batch.scratch, slots)
 
@@ -533,8 +547,8 @@ class Stream:
         Raises:
             ValueError: a token could not be drawn; once a frame, a GPU is waited for to know.
         """
-        grid, end = self.frame.grid, self.num_used + self.frame.slots_per_frame
-        visual = self.tokens[0, self.slots_between(self.num_used, end)[self.frame.token_slots]]
+        grid, end = self.frame.grid, self.num_used + self.frame.one.slots_per_frame
+        visual = self.tokens[0, self.slots_between(self.num_used, end)[self.frame.one.token_slots]]
         undrawn = visual == UNDRAWN
         if undrawn.any():
             row, column = divmod(int(undrawn.int().argmax()), grid.width)

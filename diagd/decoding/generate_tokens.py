@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, singledispatch
 from inspect import GEN_CLOSED, getgeneratorstate
+from typing import Any
 
 import torch
 from torch import Tensor, int64
@@ -14,7 +15,7 @@ from diagd.checks import whole
 from diagd.decoding.engine import Batch, NextStep, Stream, check_ids
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid
+from diagd.decoding.schedule import DiagonalSchedule, FrameFormat, SequenceLayout, TokenGrid
 from diagd.decoding.strategies import exact
 from diagd.decoding.strategies.table import Strategy, as_strategy
 from diagd.decoding.visibility import Rule, raster_rule
@@ -43,9 +44,7 @@ class DecodingEngine:
 
     Args:
         model, sampling, seed, context, rule: as of `generate_tokens`.
-        height, width: tokens of a frame.
-        num_action_tokens: conditioning tokens of each generated frame, 0 or more.
-        num_seam_tokens: of them, those between the halves of its rows (see `SequenceLayout`).
+        frame: tokens of a frame, and conditioning tokens of each generated one.
         batch_size: videos decoded side by side.
         max_slots: longest sequence to hold, in tokens, at most the model's context (the default);
             one, or one for each batch row.
@@ -60,28 +59,23 @@ class DecodingEngine:
     def __init__(
         self,
         model: CausalModel,
-        height: int,
-        width: int,
-        *,
-        num_action_tokens: int = 0,
-        num_seam_tokens: int = 0,
+        frame: FrameFormat,
         batch_size: int = 1,
-        max_slots: int | Sequence[int] | None = None,
-        keep_frames: int | None = None,
         sampling: SamplingOptions | None = None,
         seed: int | list[int] = 0,
+        *,
         context: Tensor | None = None,
+        max_slots: int | Sequence[int] | None = None,
+        keep_frames: int | None = None,
         rule: Rule = raster_rule,
     ) -> None:
         if keep_frames is not None and whole(keep_frames, "keep_frames") < 0:
             raise ValueError(f"keep_frames must be 0 or more, got {keep_frames}")
         seeds, scales = _check_seeds(seed, batch_size), model.scales
-        grid = TokenGrid(1, height, width)
-        frame = SequenceLayout(grid, num_action_tokens, num_seam_tokens=num_seam_tokens)
         longest = model.max_positions
         of_rows = max_slots if isinstance(max_slots, Sequence) else [max_slots] * batch_size
         holds = [longest if n is None else min(whole(n, "max_slots"), longest) for n in of_rows]
-        rows, slots = batch_size * (1 + len(scales)), max(holds) + num_action_tokens + 1
+        rows, slots = batch_size * (1 + len(scales)), max(holds) + frame.num_action_tokens + 1
         if scales and context is not None and len(context) > 1:
             context = context.repeat_interleave(1 + len(scales), 0)
         self.batch = Batch(model, rows, slots, context, rule)
@@ -236,7 +230,7 @@ def _steps(stream: Stream, strategy: Strategy, actions: Tensor) -> Iterator[Next
             continue
         part, actions = actions[:fitting], actions[fitting:]
         held = min(stream.num_held, 2)  # stand-ins reach 2 frames back
-        layout = stream.layout(len(part), held, stream.num_used > 0)
+        layout = stream.frame.layout(len(part), held, stream.num_used > 0)
         stream.open(layout, part)
         yield from decode(strategy, stream, layout)
         stream.num_whole = stream.num_open
@@ -271,11 +265,11 @@ def _check_actions(
 def _check_room(stream: Stream, strategy: Strategy, num_frames: int) -> None:
     """Refuse a strategy of other grids, and a stream that would be stuck in a full context."""
     strategy.check(stream.frame.grid)
-    coming = stream.layout(num_frames, 0, stream.num_used > 0)
+    coming = stream.frame.layout(num_frames, 0, stream.num_used > 0)
     shift = max(stream.shifts)
     if stream.is_endless or stream.num_used + shift + coming.num_slots <= stream.max_slots:
         return
-    kept, layout = stream.keep_frames, stream.layout(1, stream.keep_frames)
+    kept, layout = stream.keep_frames, stream.frame.layout(1, stream.keep_frames)
     slots = stream.num_prefix + shift + layout.context_slots + layout.slots_per_frame
     if slots > stream.max_slots:
         raise ValueError(
@@ -319,12 +313,9 @@ def generate_tokens(
     sampling: SamplingOptions | None = None,
     seed: int | list[int] = 0,
     *,
-    context: Tensor | None = None,
-    max_slots: int | Sequence[int] | None = None,
-    keep_frames: int | None = None,
-    rule: Rule = raster_rule,
-    num_seam_tokens: int = 0,
+    frame: FrameFormat | None = None,
     on_frame: Callable[[int], object] | None = None,
+    **engine: Any,
 ) -> GeneratedTokens:
     """Continue a prompt by so many frames (arXiv:2503.14070, section 3.2).
 
@@ -341,12 +332,12 @@ def generate_tokens(
         grid: the frames to generate, where `schedule` is a strategy.
         sampling: how tokens are drawn (see `SamplingOptions`); greedy by default.
         seed: 64 bits: one number (batch row b uses seed + b) or one for each row.
-        context: (1 or B, M, size) cross-attention input for models that have one.
-        max_slots, keep_frames: what the context holds, and what of it is read again when it is full
-            (see `DecodingEngine`).
-        rule: who may see whom, the paper's by default (see `diagd.decoding.visibility`).
-        num_seam_tokens: of `actions`, the last ones that stand within a frame, between the two
-            halves of its rows: the images of two cameras (see `SequenceLayout`).
+        frame: the format of frames that are more than a grid behind their actions: the images of
+            two cameras.
+        engine: what else `DecodingEngine` takes: context, (1 or B, M, size) cross-attention input
+            for models that have one; max_slots and keep_frames, what the model's context holds, and
+            what of it is read again when it is full; rule, who may see whom (see
+            `diagd.decoding.visibility`).
         on_frame: called after each frame with how many there are.
 
     Raises:
@@ -362,49 +353,40 @@ def generate_tokens(
     if grid is None:
         raise ValueError(f"strategy {strategy} needs grid, the frames to generate")
     num_actions = actions.shape[-1] if actions is not None and actions.ndim else 0
-    coming = grid.num_frames * (num_actions + grid.tokens_per_frame)
+    frame = frame or FrameFormat(grid.height, grid.width, num_actions)
+    coming, max_slots = frame.layout(grid.num_frames).num_slots, engine.pop("max_slots", None)
     each = [model.prompts_of(one, row, len(prompt)) for row, one in enumerate(prompt)]
     needed = [coming + max(map(len, of_row)) for of_row in each]
-    limits = max_slots if isinstance(max_slots, Sequence) else [max_slots] * len(needed)
-    engine = DecodingEngine(
-        model,
-        grid.height,
-        grid.width,
-        num_action_tokens=num_actions,
-        num_seam_tokens=num_seam_tokens,
-        batch_size=len(prompt),
-        max_slots=[
-            most if limit is None else min(most, whole(limit, "max_slots"))
-            for most, limit in zip(needed, limits, strict=True)
-        ],
-        keep_frames=keep_frames,
-        sampling=sampling,
-        seed=seed,
-        context=context,
-        rule=rule,
-    )
+    limits: list[Any] = list(max_slots) if isinstance(max_slots, Sequence) else [max_slots]
+    limits *= len(needed) // len(limits)
+    holds = [
+        most if limit is None else min(most, whole(limit, "max_slots"))
+        for most, limit in zip(needed, limits, strict=True)
+    ]
+    given = frame, len(prompt), sampling, seed
+    decoder = DecodingEngine(model, *given, max_slots=holds, **engine)
     if model.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(model.device)
     started = synchronized_time(model.device)
-    engine.prefill(prompt, context_frames)
+    decoder.prefill(prompt, context_frames)
     prefilled = synchronized_time(model.device)
     frames = list[Tensor]()
-    for frame in engine.decode(strategy, actions, grid.num_frames):
-        frames.append(frame)
+    for written in decoder.decode(strategy, actions, grid.num_frames):
+        frames.append(written)
         if on_frame is not None:
             on_frame(len(frames))
     tokens = torch.stack(frames, dim=1)
-    seconds = synchronized_time(model.device) - prefilled - engine.capture_seconds
+    seconds = synchronized_time(model.device) - prefilled - decoder.capture_seconds
     stats = GenerationStats(
-        num_steps=engine.batch.num_steps,
-        num_fed=max(stream.num_fed for stream in engine.streams),
+        num_steps=decoder.batch.num_steps,
+        num_fed=max(stream.num_fed for stream in decoder.streams),
         seconds=seconds,
-        capture_seconds=engine.capture_seconds,
+        capture_seconds=decoder.capture_seconds,
         prefill_seconds=prefilled - started,
         tokens_per_second=tokens.numel() / seconds,
         frames_per_second=tokens.shape[0] * grid.num_frames / seconds,
         peak_memory_bytes=peak_memory_bytes(model.device),
-        num_dropped_frames=max(stream.num_dropped_frames for stream in engine.streams),
+        num_dropped_frames=max(stream.num_dropped_frames for stream in decoder.streams),
     )
     return GeneratedTokens(tokens, stats)
 

@@ -9,7 +9,7 @@ which lanes stand where and write what. Integers only; nothing here knows torch.
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import product
 from typing import Literal, NamedTuple, Protocol, get_args
@@ -136,6 +136,37 @@ class DiagonalSchedule:
     def step_of(self, t: int, i: int, j: int) -> int:
         """Return the step that writes frame t, row i, column j."""
         return t * self.frame_lag + i * self.row_lag + j
+
+
+@dataclass(frozen=True)
+class FrameFormat:
+    """Tokens of a frame, and the conditioning tokens that each generated one has.
+
+    A frame that is the images of two cameras has the last of these in a seam between the halves of
+    its rows.
+    """
+
+    height: int
+    width: int
+    num_action_tokens: int = 0  # before it, but for those in a seam
+    num_seam_tokens: int = 0  # of the action tokens, those in the seam
+
+    def __post_init__(self) -> None:
+        vars(self)["one"] = self.layout(1)  # which checks the numbers
+
+    one: "SequenceLayout" = field(init=False, compare=False, repr=False)
+
+    def layout(
+        self, num_frames: int, context_frames: int = 0, has_prompt: bool = True
+    ) -> "SequenceLayout":
+        """Lay out so many frames behind a prompt that ends with `context_frames`."""
+        grid = TokenGrid(num_frames, self.height, self.width)
+        given = context_frames, has_prompt, self.num_seam_tokens
+        return SequenceLayout(grid, self.num_action_tokens, *given)
+
+    @property
+    def grid(self) -> TokenGrid:  # of one frame
+        return self.one.grid
 
 
 @dataclass(frozen=True)

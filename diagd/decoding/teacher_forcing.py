@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from diagd.decoding.engine import check_ids, steered
 from diagd.decoding.model import CausalModel
-from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid, feeds
+from diagd.decoding.schedule import DiagonalSchedule, FrameFormat, SequenceLayout, TokenGrid, feeds
 from diagd.decoding.strategies.table import Strategy
 from diagd.decoding.visibility import NEVER, Seen, visible
 
@@ -155,7 +155,7 @@ def strategy_nll(
     context: Tensor | None = None,
     row_ends: bool = False,
     num_ids: int | None = None,
-    num_seam_tokens: int = 0,
+    frame: FrameFormat | None = None,
 ) -> Tensor:
     """Return what each token of a clip costs while it is decoded by a strategy with a schedule.
 
@@ -167,7 +167,7 @@ def strategy_nll(
         context: cross-attention input for models that have one.
         row_ends: whether the last token of each row ends it; it is known beforehand, and no target.
         num_ids: ids that may be drawn are [0, num_ids); by default all.
-        num_seam_tokens: of the actions, those in the seam (see `SequenceLayout`).
+        frame: the format of frames that are more than a grid behind their actions.
 
     Returns:
         (B, T, height, width) float32, nats; a column less with row ends.
@@ -180,7 +180,8 @@ def strategy_nll(
     check_ids(tokens, model.vocab_size, "tokens")
     check_ids(actions[:, int(context_frames > 0) :], model.num_embeddings, "actions")
     check_ids(prefix, model.num_embeddings, "prefix")
-    layout = SequenceLayout(grid, actions.shape[2], context_frames, num_seam_tokens=num_seam_tokens)
+    frame = frame or FrameFormat(height, width, actions.shape[2])
+    layout = frame.layout(grid.num_frames, context_frames)
     schedule, length = strategy.schedule(grid), prefix.shape[1]
     view_of = partial(teacher_view, schedule, layout, known_row_ends=row_ends)
     whole = torch.cat([prefix, in_sequence(layout, actions, tokens)], dim=1)

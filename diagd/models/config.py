@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from diagd.checks import brief
+from diagd.decoding.schedule import FrameFormat
 
 _MAX_SIZE = 2**28  # a matrix of two such sizes can still be counted in 64 bits
 _MAX_NUMBER = 1e12  # what is computed from such numbers is finite in float32
@@ -130,6 +131,11 @@ class ModelConfig:
         is_one = (self.norm, self.mlp) == ("rms", "swiglu") and self.position != "learned"
         added = self.qk_norm, self.extra_embeddings, self.head_size, self.context_size
         return is_one and not any((*added, self.position_table, self.sliding_layers))
+
+    @property
+    def frame(self) -> FrameFormat:
+        actions = self.num_action_tokens, self.num_seam_tokens
+        return FrameFormat(self.grid_height, self.grid_width, *actions)
 
     @property
     def num_leading(self) -> int:

@@ -23,7 +23,7 @@ from diagd.decoding.engine import Batch, Stream
 from diagd.decoding.generate_tokens import DecodingEngine, GenerationStats, generate_tokens
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.schedule import SequenceLayout, TokenGrid
+from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.table import Strategy, as_strategy
 from diagd.families.checkpoints import is_repository, upload
 from diagd.families.defaults import GenerationDefaults, visual_ranges
@@ -282,7 +282,7 @@ class VideoGenerator:
             context=text if isinstance(text, Tensor) else None,
             max_slots=max_slots,
             keep_frames=keep_frames,
-            num_seam_tokens=self.config.num_seam_tokens,
+            frame=self.config.frame,
             on_frame=on_frame and (lambda grids: on_frame(grids * num_frames // num_grids)),
         )
         videos = []
@@ -420,13 +420,10 @@ class VideoGenerator:
         max_slots, keep_frames = self._windows(num_context)
         engine = DecodingEngine(
             self.guided(None),
-            self.height,
-            self.width,
-            num_action_tokens=self.config.num_action_tokens,
-            num_seam_tokens=self.config.num_seam_tokens,
-            batch_size=len(prompts),
-            sampling=self.sampling(sampling),
-            seed=seed,
+            self.config.frame,
+            len(prompts),
+            self.sampling(sampling),
+            seed,
             max_slots=max_slots,
             keep_frames=keep_frames,
         )
@@ -454,10 +451,8 @@ class VideoGenerator:
         (prompt,) = self._read_prompts([(frames, None, context_actions)])
         tokens, grids = self.prompt(prompt.frames, prompt.context_actions)
         max_slots, keep_frames = self.window(len(grids))
-        grid, config = TokenGrid(1, self.height, self.width), self.config
-        frame = SequenceLayout(grid, config.num_action_tokens, 0, True, config.num_seam_tokens)
         given = {"max_slots": max_slots, "keep_frames": keep_frames}
-        stream = batch.admit(frame, self.sampling(sampling), seed, **given)
+        stream = batch.admit(self.config.frame, self.sampling(sampling), seed, **given)
         stream.prefill(stream.prompts_of(tokens[0], len(grids)), len(grids))
         return stream
 
@@ -588,7 +583,7 @@ class VideoGenerator:
         grids = self.tokenizer.encode(frames.to(self.model.device))
         ids = self.action_ids(context_actions, len(grids) - 1, "context frame after the first")
         ids = torch.cat([self._idle_ids(), ids], 1)
-        return prompt_tokens(self.config.prefix_ids, grids, ids, self.config.num_seam_tokens), grids
+        return prompt_tokens(self.config.prefix_ids, grids, ids, self.config.frame), grids
 
     def _idle_ids(self) -> Tensor:
         idle = None if self.vocabulary is None else [idle_action(self.vocabulary)]

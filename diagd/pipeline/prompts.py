@@ -16,7 +16,7 @@ from torch import Tensor
 from diagd.data.actions import ActionCodec, split_actions
 from diagd.data.frames import rgb_of
 from diagd.data.video import read_video
-from diagd.decoding.schedule import SequenceLayout, TokenGrid
+from diagd.decoding.schedule import FrameFormat
 from diagd.decoding.teacher_forcing import in_sequence
 from diagd.families.clip_files import ClipFile
 from diagd.files import encoded
@@ -167,10 +167,8 @@ def as_frames(given: Picture | Sequence[Picture] | None) -> Tensor:
 
 
 def prompt_tokens(
-    prefix: Sequence[int], grids: Tensor, actions: Tensor, num_seam_tokens: int = 0
+    prefix: Sequence[int], grids: Tensor, actions: Tensor, frame: FrameFormat
 ) -> Tensor:
     """Return (1, P): prefix, and grids (T, height, width) with actions (1, T, n) between them."""
-    grid = TokenGrid(1, *grids.shape[1:])
-    layout = SequenceLayout(grid, actions.shape[2], 1, num_seam_tokens=num_seam_tokens)
-    frames = in_sequence(layout, actions, grids[None])
+    frames = in_sequence(frame.layout(1, 1), actions, grids[None])
     return torch.cat([grids.new_tensor(list(prefix))[None], frames], dim=1)

@@ -35,7 +35,7 @@ from torch import Tensor
 from diagd.console import duration, make_console, waiting
 from diagd.data.video import contact_sheet, write_image
 from diagd.decoding.generate_tokens import generate_tokens
-from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.schedule import FrameFormat, TokenGrid
 from diagd.families.checkpoints import TOKENIZER_FOLDER, load_model, model_path
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.presets import WORLD_SIZES
@@ -346,9 +346,11 @@ class DreamStrip:
         """Return the given frames and the dreamt ones, (frames, height, width) int64."""
         num_given, (_, frames, height, width) = self._num_given(model), self.tokens.shape
         given = self.tokens[0, :num_given]
+        frame = FrameFormat(height, width, self.actions.shape[2])
+        prompt = prompt_tokens((), given, self.actions[:, :num_given], frame)
         out = generate_tokens(
             model,
-            prompt_tokens((), given, self.actions[:, :num_given]).to(model.device),
+            prompt.to(model.device),
             STRATEGY,
             self.actions[:, num_given:].to(model.device),
             context_frames=num_given,

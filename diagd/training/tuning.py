@@ -141,7 +141,8 @@ def _speeds(
 ) -> list[float]:
     """Return the frames a second of each, by the faster of two runs; uses up the model."""
     (prepared, _), (tokens, actions) = prepare(model), clip
-    prompt = prompt_tokens((), tokens[0, :context_frames], actions[:, :context_frames])
+    given = tokens[0, :context_frames], actions[:, :context_frames]
+    prompt = prompt_tokens((), *given, model.config.frame)
     timed = replace(grid, num_frames=min(TIMED_FRAMES, grid.num_frames))
     coming = actions[:, context_frames:][:, : timed.num_frames]
     speeds = list[float]()

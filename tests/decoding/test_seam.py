@@ -39,10 +39,12 @@ class Seam:
         return self.leading + self.seam
 
     @property
+    def frame(self):
+        return diagd.FrameFormat(self.height, self.width, self.num_action_tokens, self.seam)
+
+    @property
     def layout(self):
-        grid = diagd.TokenGrid(self.num_frames, self.height, self.width)
-        actions = self.num_action_tokens
-        return SequenceLayout(grid, actions, self.context_frames, num_seam_tokens=self.seam)
+        return self.frame.layout(self.num_frames, self.context_frames)
 
     def ids(self, num_frames, seed=0):
         """Return actions and tokens of frames, (2, T, n) and (2, T, height, width)."""
@@ -96,7 +98,7 @@ def test_decoding_is_the_cache_free_reference(case):
     actions, _ = case.ids(case.num_frames)
     lags = case.row_lag, lag_of(case)
     schedule = diagd.DiagonalSchedule(case.layout.grid, *lags)
-    given = {"context_frames": case.context_frames, "num_seam_tokens": case.seam}
+    given = {"context_frames": case.context_frames, "frame": case.frame}
     expected = case.reference(best).decode(case.num_frames, *lags, actions)
     assert len(expected.unique()) > 4
     for name in MODELS:
@@ -112,9 +114,7 @@ def test_frames_leave_a_full_context_with_their_seam():
     held = 3 * case.layout.slots_per_frame - case.leading + 1
     engine = DecodingEngine(
         model_of("own"),
-        *(case.height, case.width),
-        num_action_tokens=case.num_action_tokens,
-        num_seam_tokens=case.seam,
+        case.frame,
         batch_size=2,
         max_slots=held,
         sampling=GREEDY,
@@ -142,7 +142,7 @@ def test_a_clip_costs_what_the_reference_would_pay(case):
 
     case.reference(pay).decode(case.num_frames, case.row_lag, lag_of(case), coming)
     strategy = Diagonal(case.row_lag, case.frame_lag)
-    prefix = {"prefix": torch.full((2, 1), 3), "num_seam_tokens": case.seam}
+    prefix = {"prefix": torch.full((2, 1), 3), "frame": case.frame}
     nll = strategy_nll(model_of("own"), tokens, actions, strategy, num_given, **prefix)
     torch.testing.assert_close(nll, costs, atol=1e-4, rtol=0)
 

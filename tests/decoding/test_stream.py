@@ -31,9 +31,7 @@ stream_settings = settings(max_examples=15, deadline=None, derandomize=True)
 def open_stream(case: Case, model=None, context_frames=None, **options) -> diagd.DecodingEngine:
     engine = diagd.DecodingEngine(
         model or model_of("native"),
-        case.height,
-        case.width,
-        num_action_tokens=case.num_action_tokens,
+        diagd.FrameFormat(case.height, case.width, case.num_action_tokens),
         batch_size=case.batch_size,
         **options,
     )
@@ -249,7 +247,7 @@ def test_the_context_holds_what_fits_once_no_actions_stand_before_its_first_fram
 
 
 def test_nothing_is_decoded_before_a_prefill():
-    engine = diagd.DecodingEngine(model_of("own"), 3, 5, num_action_tokens=2)
+    engine = diagd.DecodingEngine(model_of("own"), diagd.FrameFormat(3, 5, 2))
     with pytest.raises(ValueError, match=r"^there is nothing to go on from: prefill comes before"):
         engine.decode("k=1", torch.full((1, 1, 2), NUM_VISUAL))
 
@@ -416,7 +414,7 @@ def test_broken_logits_end_the_frame_in_one_line_whatever_the_strategy(strategy,
     sampling = diagd.SamplingOptions(temperature=1.0, valid_range=(3, NUM_VISUAL))
     model = model_of("own")
     broken: Any = Breaking(model, 4, number)
-    engine = diagd.DecodingEngine(broken, 3, 5, sampling=sampling)
+    engine = diagd.DecodingEngine(broken, diagd.FrameFormat(3, 5), sampling=sampling)
     engine.prefill(torch.arange(16)[None] % NUM_VISUAL)  # one call; the others are steps
     with pytest.raises(ValueError, match=r"no token can be drawn at frame 0, row \d, column \d "):
         list(engine.decode(strategy, num_frames=1))
@@ -426,7 +424,7 @@ def test_the_error_says_where_and_in_which_layer_numbers_broke():
     model = tiny_model(num_action_tokens=0)
     model.model.blocks[1].self_attn.k_proj.weight.data[0, 0] = torch.nan
     for prepared in (model, NativeModel(model)):
-        engine = diagd.DecodingEngine(prepared, 3, 5)
+        engine = diagd.DecodingEngine(prepared, diagd.FrameFormat(3, 5))
         engine.prefill(torch.arange(16)[None])
         message = (
             r"no token can be drawn at frame 0, row 0, column 0 \(seen after step 15\): "

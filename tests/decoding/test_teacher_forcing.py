@@ -12,7 +12,7 @@ from torch import Tensor
 
 import diagd
 from diagd.decoding.generate_tokens import DecodingEngine
-from diagd.decoding.schedule import SequenceLayout
+from diagd.decoding.schedule import FrameFormat, SequenceLayout
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.models.transformer import Transformer
 from tests.decoding.cases import (
@@ -110,9 +110,7 @@ def logits_of_engine(model, case: Case, frames: Tensor) -> Tensor:
     resampled: Any = Resampled(model, forced)
     engine = DecodingEngine(
         resampled,
-        case.height,
-        case.width,
-        num_action_tokens=case.num_action_tokens,
+        FrameFormat(case.height, case.width, case.num_action_tokens),
         batch_size=case.batch_size,
     )
     engine.prefill(case.prompt, case.context_frames)

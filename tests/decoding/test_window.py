@@ -30,9 +30,7 @@ def open_stream(
     slots = case.height * case.width + case.num_action_tokens
     engine = diagd.DecodingEngine(
         model_of(model) if isinstance(model, str) else model,
-        case.height,
-        case.width,
-        num_action_tokens=case.num_action_tokens,
+        diagd.FrameFormat(case.height, case.width, case.num_action_tokens),
         batch_size=case.batch_size,
         max_slots=case.prompt.shape[1] + (window - case.context_frames) * slots + spare,
         **{"sampling": SHARP, "seed": case.seed, **options},
@@ -104,9 +102,7 @@ def test_a_batch_is_its_rows_one_by_one():
     for row in range(3):
         engine = diagd.DecodingEngine(
             model_of("own"),
-            3,
-            5,
-            num_action_tokens=1,
+            diagd.FrameFormat(3, 5, 1),
             max_slots=16 + 2 * 16,
             sampling=SHARP,
             seed=row,

@@ -110,7 +110,7 @@ def test_a_full_context_forgets_frames_and_no_prompt():
     """After the prefix and the newest frame are prefilled again, nothing tells it from a start."""
     schedule = diagd.DiagonalSchedule.spatial(diagd.TokenGrid(1, 3, 5))
     model, prompt = guided("llama", unconditional_of(6)), prompt_of(1, context_frames=1)
-    engine = diagd.DecodingEngine(model, 3, 5, max_slots=6 + 30, keep_frames=1)
+    engine = diagd.DecodingEngine(model, diagd.FrameFormat(3, 5), max_slots=6 + 30, keep_frames=1)
     engine.prefill(prompt)
     first, second = (next(engine.decode(schedule)) for _ in range(2))
     assert engine.stream.num_dropped_frames == 1
@@ -157,11 +157,13 @@ def test_both_prompts_count_for_the_context():
     assert (model.vocab_size, model.num_embeddings, model.device.type) == (40, 40, "cpu")
     assert (model.max_positions, model.scales) == (160, (SCALE,))
     for length, taken in ((9, 24), (2, 19)):
-        engine = diagd.DecodingEngine(guided("llama", unconditional_of(length)), 3, 5, max_slots=18)
+        engine = diagd.DecodingEngine(
+            guided("llama", unconditional_of(length)), diagd.FrameFormat(3, 5), max_slots=18
+        )
         message = f"prompt and one frame take {taken} slots, the context holds 18"
         with pytest.raises(ValueError, match=message):
             engine.prefill(prompt_of(), 0)
-    engine = diagd.DecodingEngine(model, 3, 5, max_slots=24)
+    engine = diagd.DecodingEngine(model, diagd.FrameFormat(3, 5), max_slots=24)
     engine.prefill(prompt_of(), 0)
     assert engine.stream.window == 1
     assert engine.batch.num_sequences == 2
@@ -241,7 +243,7 @@ def test_positions_on_a_grid_are_not_shifted():
 
 def test_a_batch_without_its_unconditional_prompts_is_refused():
     model = guided("llama", unconditional_of(2, batch_size=2))
-    engine = diagd.DecodingEngine(model, 3, 5, batch_size=3)
+    engine = diagd.DecodingEngine(model, diagd.FrameFormat(3, 5), batch_size=3)
     with pytest.raises(ValueError, match="expected 1 or 3 unconditional prompts, got 2"):
         engine.prefill(prompt_of(3), 0)
     with pytest.raises(ValueError, match="context must be None: this model has no cross-attention"):

@@ -50,7 +50,9 @@ def test_a_tolerance_of_one_writes_raster_s_tokens_where_ids_tie():
 def test_what_drafts_were_drawn_from_is_kept_for_the_lanes_of_a_step_only():
     case = Case()
     grid = case.grid
-    engine = diagd.DecodingEngine(model_of("own"), grid.height, grid.width, batch_size=2)
+    engine = diagd.DecodingEngine(
+        model_of("own"), diagd.FrameFormat(grid.height, grid.width), batch_size=2
+    )
     rule = Coupling(engine.stream, num_lanes=7, afresh=True)
     assert rule.sources.shape == (1, 7, model_of("own").vocab_size)
 
@@ -201,7 +203,7 @@ def test_a_batch_is_its_rows_one_by_one(name):
 
 def test_what_a_rival_cannot_do_is_refused():
     engine = diagd.DecodingEngine(
-        Watched(model_of("own")), 4, 5, num_action_tokens=2, num_seam_tokens=1
+        Watched(model_of("own")), diagd.FrameFormat(4, 5, 2, num_seam_tokens=1)
     )
     engine.prefill(CASE.prompt, 0)
     with pytest.raises(ValueError, match="zipar-adaptive=1 decodes frames of one image"):

@@ -258,7 +258,7 @@ def _dry_step(stream: Stream, num_lanes: int) -> float:
     zero = torch.zeros(num_lanes, dtype=torch.int64)
     here = zero - 1 if stream.num_used else zero
     # not at scratch, for padding costs our kernels nothing: where nothing is written yet
-    ahead = torch.arange(num_lanes) % stream.frame.slots_per_frame
+    ahead = torch.arange(num_lanes) % stream.frame.one.slots_per_frame
     table = stream.place(torch.stack([here, ahead, here, zero + SCRATCH, *[zero] * 4]))
     fed_at, seconds = stream.fed_at.clone(), list[float]()
     for _ in range(REPEATS + 2):

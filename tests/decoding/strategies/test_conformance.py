@@ -134,9 +134,7 @@ def test_a_batch_is_its_rows_one_by_one(name):
 def open_stream(case: Case, sampling: diagd.SamplingOptions) -> diagd.DecodingEngine:
     engine = diagd.DecodingEngine(
         model_of("native"),
-        case.height,
-        case.width,
-        num_action_tokens=case.num_action_tokens,
+        diagd.FrameFormat(case.height, case.width, case.num_action_tokens),
         batch_size=case.batch_size,
         sampling=sampling,
         seed=case.seed,
@@ -195,9 +193,7 @@ def test_it_ends_where_the_context_is_full_and_goes_on(name):
     for sampling in SAMPLINGS:
         engine = diagd.DecodingEngine(
             model_of("native"),
-            case.height,
-            case.width,
-            num_action_tokens=1,
+            diagd.FrameFormat(case.height, case.width, 1),
             max_slots=60,
             keep_frames=1,
             sampling=sampling,

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions, truncate
-from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.schedule import DiagonalSchedule, FrameFormat, TokenGrid
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.families.checkpoints import find_model, load_model
@@ -22,7 +22,7 @@ COSMOS = [f"cosmos_tiny_{letter}" for letter in "abcd"]
 
 def raster_frame(model, prompt, height, width, **settings):
     """Decode one frame after the prompt, token by token; (B, height * width)."""
-    engine = DecodingEngine(model, height, width, batch_size=len(prompt), **settings)
+    engine = DecodingEngine(model, FrameFormat(height, width), batch_size=len(prompt), **settings)
     context = prompt.shape[1] // (height * width)
     engine.prefill(prompt, context)
     schedule = DiagonalSchedule.raster(TokenGrid(1, height, width))

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from diagd.backends.native.model import NativeModel
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.schedule import DiagonalSchedule, FrameFormat, TokenGrid
 from diagd.families.checkpoints import find_model, load_model
 from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
@@ -39,9 +39,7 @@ def mineworld_dream(model, name, case, make_schedule):
     actions = data[f"{case}.actions"].transpose(0, 1)  # (1, F, A)
     engine = DecodingEngine(
         model,
-        height,
-        width,
-        num_action_tokens=actions.shape[2],
+        FrameFormat(height, width, actions.shape[2]),
         sampling=SamplingOptions(valid_range=(0, model.config.image_vocab_size)),
     )
     engine.prefill(data[f"{case}.prompt_ids"], 1)

@@ -5,7 +5,7 @@ import torch
 
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions, truncate
-from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.schedule import DiagonalSchedule, FrameFormat, TokenGrid
 from diagd.families.checkpoints import load_model
 from tests.families.goldens import close, feed_in_turn, model_golden
 from tests.golden import FIXTURES
@@ -40,9 +40,7 @@ def test_wham_greedy_tokens_are_its_own(name):
     config = model.config
     engine = DecodingEngine(
         model,
-        config.grid_height,
-        config.grid_width,
-        num_action_tokens=16,
+        FrameFormat(config.grid_height, config.grid_width, 16),
         batch_size=2,
         sampling=SamplingOptions(valid_range=image_ranges(config)),
     )
@@ -65,9 +63,7 @@ def test_wham_dreams_in_its_sliding_context_are_its_own(name):
     actions = torch.cat([context[:, None, -16:], forced], dim=1)
     engine = DecodingEngine(
         model,
-        config.grid_height,
-        config.grid_width,
-        num_action_tokens=16,
+        FrameFormat(config.grid_height, config.grid_width, 16),
         batch_size=2,
         keep_frames=kept,
         sampling=SamplingOptions(valid_range=image_ranges(config)),

@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from diagd.decoding.engine import Batch
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import StartScene
 from diagd.web.play.messages import Adjust, Begin, Pause, Seen
@@ -42,9 +43,11 @@ def clock(monkeypatch):
 
 
 @contextlib.asynccontextmanager
-async def running(generator: VideoGenerator, max_sessions: int = 4) -> AsyncIterator[Scheduler]:
-    """A scheduler that serves turns."""
-    scheduler = Scheduler(generator, SCENES, max_sessions, idle_seconds=60.0)
+async def running(
+    generator: VideoGenerator, max_sessions: int = 4, batch: Batch | None = None
+) -> AsyncIterator[Scheduler]:
+    """A scheduler that serves turns, or the steps of a batch."""
+    scheduler = Scheduler(generator, SCENES, max_sessions, idle_seconds=60.0, batch=batch)
     turns = asyncio.create_task(scheduler.run())
     try:
         yield scheduler

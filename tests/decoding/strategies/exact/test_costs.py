@@ -19,7 +19,7 @@ LANES = list(TOKENS_PER_STEP)
 
 def test_costs_are_measured_once_and_leave_no_trace():
     model = NativeModel(tiny_model(num_action_tokens=0))
-    engine = diagd.DecodingEngine(model, 3, 5)
+    engine = diagd.DecodingEngine(model, diagd.FrameFormat(3, 5))
     engine.prefill(random_tokens(1, 15, vocab_size=44))
     before = [engine.stream.tokens[:, :-1], engine.stream.fed_at]
     before = [tensor.clone() for tensor in before]
@@ -41,7 +41,7 @@ def test_steps_that_are_timed_have_lanes_that_kernels_may_not_skip(monkeypatch):
         slots.extend(Lanes.of(step.lanes).slots for _, step in asking)
         run(batch, asking)
 
-    engine = diagd.DecodingEngine(model, 3, 5, num_action_tokens=2)
+    engine = diagd.DecodingEngine(model, diagd.FrameFormat(3, 5, 2))
     engine.prefill(random_tokens(1, 16, vocab_size=44))
     keys = engine.batch.buffers.cache.keys[0].clone()
     monkeypatch.setattr(Batch, "run", noted)

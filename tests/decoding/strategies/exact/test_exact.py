@@ -96,9 +96,7 @@ def test_lanes_are_chosen_by_what_steps_cost_unless_given():
 def start(case: Case, **keywords) -> diagd.DecodingEngine:
     engine = diagd.DecodingEngine(
         model_of("native"),
-        case.height,
-        case.width,
-        num_action_tokens=case.num_action_tokens,
+        diagd.FrameFormat(case.height, case.width, case.num_action_tokens),
         batch_size=case.batch_size,
         seed=3,
         sampling=diagd.SamplingOptions(temperature=1.0),
@@ -118,7 +116,7 @@ def test_each_row_of_a_batch_takes_the_steps_that_it_takes_alone():
     for row in range(4):
         own = slice(row, row + 1)
         alone = diagd.DecodingEngine(
-            model_of("native"), 3, 5, num_action_tokens=1, sampling=SAMPLINGS[1], seed=3 + row
+            model_of("native"), diagd.FrameFormat(3, 5, 1), sampling=SAMPLINGS[1], seed=3 + row
         )
         alone.prefill(case.prompt[own])
         assert torch.equal(
