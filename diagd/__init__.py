@@ -10,7 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from diagd.decoding.generate_tokens import DecodingEngine, GeneratedTokens, generate_tokens
+    from diagd.decoding.engine import Batch
+    from diagd.decoding.generate_tokens import (
+        DecodingEngine,
+        GeneratedTokens,
+        generate_tokens,
+        write_frames,
+    )
     from diagd.decoding.sampling_options import SamplingOptions
     from diagd.decoding.schedule import DiagonalSchedule, FrameFormat, TokenGrid
     from diagd.decoding.strategies.table import Diagonal, Exact, Raster, parse_strategy
@@ -23,7 +29,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 _NAMES = {  # by the module that defines them
-    "decoding.generate_tokens": ("DecodingEngine", "GeneratedTokens", "generate_tokens"),
+    "decoding.engine": ("Batch",),
+    "decoding.generate_tokens": (
+        *("DecodingEngine", "GeneratedTokens"),
+        *("generate_tokens", "write_frames"),
+    ),
     "decoding.sampling_options": ("SamplingOptions",),
     "decoding.schedule": ("DiagonalSchedule", "FrameFormat", "TokenGrid"),
     "decoding.strategies.table": ("Diagonal", "Exact", "Raster", "parse_strategy"),

@@ -180,7 +180,7 @@ class Batch:
                 f"the batch is full: {taken} of {self.num_sequences} sequences are taken, "
                 f"expected {needed} free ones in a row"
             )
-        longest = self.scratch - frame.num_action_tokens
+        longest = min(self.scratch - frame.num_action_tokens, self.model.max_positions)
         max_slots = longest if max_slots is None else min(max_slots, longest)
         stream = Stream(self, first, frame, max_slots, keep_frames)
         stream.forget()
@@ -325,6 +325,7 @@ class Stream:
         self.reads_again = keep_frames is not None or not self.model.relative_positions
         self.shifts = [0] * self.num_sequences
         self.by = torch.zeros_like(self.held[:, :1])  # the same, (sequences, 1)
+        self._visual = torch.tensor(frame.one.token_slots, device=self.held.device)
         self.openings: Sequence[Tensor] = ()  # of each sequence, in place of its first tokens
         self.num_used = 0  # tokens of the sequence so far, those that left included
         # tokens of the prompt, of them fed, and to be fed before step 0, which feeds the last one
@@ -375,7 +376,7 @@ class Stream:
         """Write over keys and values that broke: what hides them is 0 times NaN elsewhere."""
         self.tokens.fill_(0)
         slots = torch.arange(self.tokens.shape[1], device=self.tokens.device)
-        for part in slots.split(PREFILL_LANES["cpu"]):
+        for part in torch.split(slots, PREFILL_LANES["cpu"]):
             before, here = slots[: int(part[-1]) + 1], torch.zeros_like(part)
             seen = Seen.of_mask(part[:, None] == before, here, torch.zeros_like(before))
             fed = here.expand(self.num_sequences, -1)
@@ -400,6 +401,10 @@ class Stream:
                 f"prompt and one frame take {taken} slots, the context holds {self.max_slots}"
             )
         return each
+
+    def read(self, prompt: Tensor, context_frames: int = 1) -> None:
+        """Start anew from a prompt (P,) int64 that ends with whole frames, which steps then read."""
+        self.prefill(self.prompts_of(prompt, context_frames), context_frames)
 
     def prefill(self, prompts: Sequence[Tensor], context_frames: int = 1) -> None:
         """Start anew from what `prompts_of` returned, which steps then read."""
@@ -548,7 +553,7 @@ class Stream:
             ValueError: a token could not be drawn; once a frame, a GPU is waited for to know.
         """
         grid, end = self.frame.grid, self.num_used + self.frame.one.slots_per_frame
-        visual = self.tokens[0, self.slots_between(self.num_used, end)[self.frame.one.token_slots]]
+        visual = self.tokens[0, self.slots_between(self.num_used, end)[self._visual]]
         undrawn = visual == UNDRAWN
         if undrawn.any():
             row, column = divmod(int(undrawn.int().argmax()), grid.width)

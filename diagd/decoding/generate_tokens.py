@@ -191,8 +191,9 @@ class DecodingEngine:
         for one in self.streams:
             _check_room(one, strategy, num_frames)
         self._close()
+        actions = actions.to(self.batch.buffers.tokens.device)
         for one, of_row in zip(self.streams, actions, strict=True):
-            write_frames(one, strategy, of_row)
+            one.begin(_steps(one, strategy, of_row))
         frames = _frames(self.batch, self.streams, num_frames)
         self._under_way = weakref.ref(frames)
         return frames

@@ -453,7 +453,7 @@ class VideoGenerator:
         max_slots, keep_frames = self.window(len(grids))
         given = {"max_slots": max_slots, "keep_frames": keep_frames}
         stream = batch.admit(self.config.frame, self.sampling(sampling), seed, **given)
-        stream.prefill(stream.prompts_of(tokens[0], len(grids)), len(grids))
+        stream.read(tokens[0], len(grids))
         return stream
 
     def _windows(self, context_frames: list[int]) -> tuple[list[int], int | None]:

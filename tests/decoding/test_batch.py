@@ -212,6 +212,11 @@ def test_a_stream_that_nobody_holds_is_closed():
     batch.admit(FrameFormat(2, 4))
 
 
+def test_a_stream_holds_no_more_than_its_model():
+    batch = Batch(model_of("native"), 1, 400)
+    assert batch.admit(FrameFormat(3, 5)).max_slots == 320
+
+
 def test_a_stream_is_closed_once():
     batch = Batch(model_of("native"), 2, SLOTS)
     stream = Request().begin(batch)

@@ -141,7 +141,7 @@ class Exact(Strategy):
 
     Equal means bit for bit where the model gives a lane the same logits whoever shares its step, as
     the native kernels do; elsewhere rounding may turn a tie. Frames overlap wherever their actions
-    are known. Batch rows share their lanes, so the slowest sets the pace.
+    are known.
 
     Attributes:
         num_lanes: most lanes of a step; None measures what a step costs here, and chooses.
