@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -72,7 +73,7 @@ class Request:
         """Have a stream of a batch write the same."""
         frame = FrameFormat(self.height, self.width, self.num_actions)
         stream = batch.admit(frame, self.sampling, self.seed, max_slots=self.max_slots)
-        stream.prefill(stream.prompts_of(self.prompt, self.context_frames), self.context_frames)
+        stream.read(self.prompt, self.context_frames)
         write_frames(stream, self.strategy, self.actions)
         return stream
 
@@ -142,18 +143,25 @@ def random_request(chance: random.Random) -> Request:
         sampling=drawn(chance.choice([0.0, 0.7, 1.0]), 0, chance.choice([12, NUM_VISUAL])),
         seed=chance.randint(0, 10**6),
     )
-    room = chance.choice([2, 9]) * (height * width + actions)  # frames may leave
+    room = 2 + chance.choice([2, 9]) * (height * width + actions)  # frames may leave
     return replace(request, max_slots=min(len(request.prompt) + room, SLOTS - 5))
 
 
-def test_streams_come_and_go_and_each_writes_what_it_writes_alone(monkeypatch):
-    """500 arrivals and departures, finished or not, while newcomers read in pieces."""
+def guided() -> GuidedModel:
+    ids = {"vocab_size": VOCAB_SIZE, "image_vocab_size": NUM_VISUAL, "max_positions": SLOTS}
+    plain = tiny_model(**ids, num_action_tokens=0, **KINDS["chameleon"])
+    return GuidedModel(NativeModel(plain), torch.tensor([[3, 7, 1]]), 1, 2.5)
+
+
+@pytest.mark.parametrize(("make", "events"), [(partial(model_of, "native"), 500), (guided, 150)])
+def test_streams_come_and_go_and_each_writes_what_it_writes_alone(make, events, monkeypatch):
+    """Arrivals and departures, finished or not, while newcomers read in pieces."""
     monkeypatch.setitem(engine.PREFILL_LANES, "cpu", 7)
-    chance, model = random.Random(0), model_of("native")
-    batch = Batch(model, 6, SLOTS)
+    chance, model = random.Random(0), make()
+    batch = Batch(model, 6 * (1 + len(model.scales)), SLOTS)
     here: list[tuple[Stream, Request, list[Tensor]]] = []
     counts = {"arrivals": 0, "frames": 0, "unfinished": 0, "full": 0}
-    for _ in range(500):
+    for _ in range(events):
         if here and (len(here) == 6 or chance.random() < 0.45):
             counts["full"] += len(here) == 6
             stream, request, frames = here.pop(chance.randrange(len(here)))
@@ -171,16 +179,13 @@ def test_streams_come_and_go_and_each_writes_what_it_writes_alone(monkeypatch):
             batch.step()
             for stream, _, frames in here:
                 frames += taken(stream)
-    assert counts["arrivals"] > 240
-    assert min(counts.values()) > 20, counts
-    assert counts["frames"] > 300
+    assert 2 * counts["arrivals"] >= events
+    assert 25 * min(counts.values()) > events, counts
+    assert 2 * counts["frames"] > events
 
 
 def test_guided_streams_share_steps_and_take_a_sequence_for_each_prompt():
-    ids = {"vocab_size": VOCAB_SIZE, "image_vocab_size": NUM_VISUAL}
-    plain = tiny_model(**ids, num_action_tokens=0, **KINDS["chameleon"])
-    empty = torch.tensor([[3, 7, 1]])
-    model = GuidedModel(NativeModel(plain), empty, 1, 2.5)
+    model = guided()
     requests = [
         Request("k=1", num_actions=0, max_slots=60, seed=1),
         Request("exact,lanes=7", 2, 4, num_actions=0, prefix_length=6, max_slots=60, seed=2),
