@@ -1,26 +1,53 @@
-"""The boundary to C++: records, as both sides see them, and checks before memory is read.
+"""The boundary to C++: its records, read in csrc/records.h, and checks before memory is read.
 
 The kernels read as many numbers as a record promises, and check indices before they write.
 """
 
 import ctypes
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from diagd.backends.native.compiler import SOURCES
 from diagd.decoding.model import Buffers
 from diagd.decoding.sampling import Draw, ValidRanges
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.visibility import Seen
 
-INT, FLOAT, POINTER = ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
+POINTER = ctypes.c_void_p
+NUMBERS = {
+    "int32_t": ctypes.c_int32,
+    "uint32_t": ctypes.c_uint32,
+    "int64_t": ctypes.c_int64,
+    "float": ctypes.c_float,
+}
 MAX_ROWS = 2**17  # lanes of all batch rows in a step: their activations have to fit the memory
 
 
-def fields(*groups: tuple[type, str]) -> list[tuple[str, type]]:
-    return [(name, kind) for kind, names in groups for name in names.split()]
+def read_records(base: type[ctypes.Structure], pointer: Any, *headers: str) -> dict[str, Any]:
+    """Return what headers of csrc declare, by name, as classes of a base; or raise ValueError."""
+    known: dict[str, Any] = dict(NUMBERS)
+    name, text, fields = "", "", list[tuple[str, Any]]()
+    for header in headers:
+        for line in (SOURCES / header).read_text(encoding="utf-8").splitlines():
+            line = line.partition("//")[0].strip()
+            value = rf"({'|'.join(known)}) \w+(?:, \w+)*"
+            if begins := re.fullmatch(r"RECORD\((\w+),", line):
+                name, text, fields = begins[1], "", []
+            elif line == ")":
+                known[name] = type(name, (base,), {"_fields_": fields, "text": text})
+            elif declared := re.fullmatch(
+                rf"(?:const )?(?:{value}|\w+ \*+\w+(?:, \*+\w+)*);", line
+            ):
+                kind = known[declared[1]] if declared[1] else pointer
+                fields += [(field, kind) for field in re.findall(r"\w+(?=[,;])", line)]
+                text += line
+            elif line and not line.startswith("#"):
+                raise ValueError(f"{header}: no field of a record: {line}")
+    return {name: known[name] for name in known if name not in NUMBERS}
 
 
 class Record(ctypes.Structure):
@@ -38,79 +65,20 @@ def address(memory: Tensor | ctypes.Array | None) -> int | None:
     return memory.data_ptr() if isinstance(memory, Tensor) else ctypes.addressof(memory)
 
 
-# Records of csrc/records.h (a layer: LayerWeights) and csrc/packing.h, under their names there but
-# for what a `ModelConfig` has another name for
+RECORDS = read_records(Record, POINTER, "records.h")
+LayerRecord, ModelRecord, StepRecord, DrawRecord, DrawingRecord, SpaceRecord, AttendedRecord = (
+    RECORDS[name] for name in ("Layer", "Model", "Step", "Draw", "Drawing", "Space", "Attended")
+)
 
 
-class LayerRecord(Record):
-    _fields_ = fields(
-        (POINTER, "qkv out gate_up down qkv_bias out_bias gate_up_bias down_bias"),
-        (POINTER, "qkv_scale out_scale gate_up_scale down_scale"),
-        (POINTER, "norm1 norm1_bias norm2 norm2_bias q_norm q_norm_bias k_norm k_norm_bias"),
-        (ctypes.c_int64, "slides"),
-    )
-
-
-class ModelRecord(Record):
-    _fields_ = fields(
-        (INT, "hidden_size intermediate_size num_layers num_heads num_kv_heads head_dim"),
-        (INT, "vocab_size rms gated num_embeddings max_positions prefix num_action_tokens"),
-        (INT, "grid_width tokens_per_frame head_size sliding_window"),
-        (FLOAT, "norm_eps"),
-        (POINTER, "embeddings head positions frequencies axes norm norm_bias"),
-        (POINTER, "head_scale head_bias head_proj head_proj_scale head_proj_bias weights"),
-    )
-
-
-class StepRecord(Record):
-    _fields_ = fields(
-        (INT, "sequences lanes visible_slots num_slots first cached keep threads"),
-        (ctypes.c_int64, "held_stride"),
-        (POINTER, "tokens at slots visible steps held fed_at keys values logits seconds"),
-    )
-
-
-class DrawRecord(Record):
-    _fields_ = fields(
-        (INT, "count vocab stride threads top_k exclusive_top_p"),
-        (FLOAT, "temperature top_p"),
-        (POINTER, "logits low high seeds frames rows columns drawn seconds"),
-    )
-
-
-class DrawingRecord(Record):
-    _fields_ = [
-        ("rules", DrawRecord),
-        *fields((INT, "sequences height width"), (ctypes.c_int64, "low high")),
-        ("by_place", POINTER),
-    ]
-
-
-class SpaceRecord(Record):
-    _fields_ = fields(
-        (POINTER, "tokens seeds lanes"),
-        (ctypes.c_int64, "field_stride sequence_stride"),
-        (POINTER, "drawings"),
-    )
-
-
-class AttendedRecord(Record):
-    _fields_ = fields(
-        (INT, "batch heads kv_heads lanes head_dim threads"),
-        (FLOAT, "scale"),
-        (POINTER, "visible seen_by blocks queries keys values out out_grad"),
-        (POINTER, "to queries_grad keys_grad values_grad masses"),
-    )
-
-
-def check_records(library: ctypes.CDLL) -> None:
-    """Raise OSError unless both sides see records of the same size."""
-    steps = StepRecord, DrawRecord, DrawingRecord, SpaceRecord
-    for record in (LayerRecord, ModelRecord, *steps, AttendedRecord):
-        name = record.__name__.removesuffix("Record").lower()
-        theirs, ours = getattr(library, f"size_of_{name}")(), ctypes.sizeof(record)
-        if theirs != ours:
-            raise OSError(f"the kernels' record {name} has {theirs} bytes, expected {ours}")
+def check_records(described: bytes, records: dict[str, Any]) -> None:
+    """Raise OSError unless kernels have these records, their fields at the same offsets."""
+    theirs = ["".join(line.split()) for line in described.decode().splitlines()]
+    for name, record in records.items():
+        offsets = [getattr(record, field).offset for field, _ in record._fields_]
+        numbers = map(str, (ctypes.sizeof(record), *offsets))
+        if ",".join((*numbers, name, record.text)).replace(" ", "") not in theirs:
+            raise OSError(f"the kernels have another record {name} than csrc: build them again")
 
 
 def check_step(tokens: Tensor, positions: Tensor, slots: Tensor, seen: Seen) -> list[Tensor]:
@@ -218,7 +186,7 @@ def check_end(failure: int, wrong: str, what: str) -> None:
         raise MemoryError(f"no memory for {what}")
 
 
-def check_step_end(failure: int, step: StepRecord) -> None:
+def check_step_end(failure: int, step: Record) -> None:
     what = f"{step.sequences} x {step.lanes} lanes over {step.visible_slots} slots"
     check_end(failure, "a token, position or slot is out of range", what)
 

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from diagd.backends.native.boundary import (
     POINTER,
+    RECORDS,
     DrawingRecord,
     DrawRecord,
+    Record,
     SpaceRecord,
     StepRecord,
     address,
@@ -81,7 +83,8 @@ class NativeModel(CausalModel):
         self.config, self.weights = model.config, weights
         self._shape = shape_of(model.config, torch.device("cpu"))
         self._library = library or load_library()
-        check_records(self._library)
+        self._library.records.restype = ctypes.c_char_p
+        check_records(self._library.records(), RECORDS)
         suffix = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}[weights]
         self._decode = getattr(self._library, f"decode_{suffix}")
         self._take = getattr(self._library, f"take_{suffix}")
@@ -223,7 +226,7 @@ class NativeModel(CausalModel):
 
         return run
 
-    def _drawing(self, drawing: Drawing) -> DrawingRecord:
+    def _drawing(self, drawing: Drawing) -> Record:
         ranges, vocab = drawing.ranges, self.vocab_size
         check_ids(ranges, vocab)
         by_place = None if ranges.by_place is None else ranges.by_place.contiguous()

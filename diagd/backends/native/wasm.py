@@ -1,8 +1,8 @@
 """A world as one file for the kernels that run in a browser (runs/web_kernels.py builds them).
 
 They read a world where it lies (csrc/wasm/world.cpp), so its file is the memory that they expect:
-their records, with pointers of 32 bits counted from the beginning, what these point to, and at the
-end a list of where the pointers stand.
+records of csrc/wasm/records.h, with pointers of 32 bits counted from the beginning, what these
+point to, and at the end a list of where the pointers stand.
 """
 
 import ctypes
@@ -14,16 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from diagd.backends.native.boundary import (
-    FLOAT,
-    INT,
-    POINTER,
-    DrawingRecord,
-    LayerRecord,
-    ModelRecord,
-    Record,
-    fields,
-)
+from diagd.backends.native.boundary import POINTER, Record, read_records
 from diagd.backends.native.weights import MAX_DUOS, MAX_WEIGHT, NativeWeights
 from diagd.decoding.sampling import ValidRanges
 from diagd.decoding.schedule import Order, SequenceLayout, make_plan
@@ -39,32 +30,9 @@ class Offset(ctypes.c_uint32):
     """A pointer, counted from the beginning of the file; 0 is null."""
 
 
-def _record(*groups: tuple[Any, str]) -> type[ctypes.Structure]:
-    return type("Record", (ctypes.Structure,), {"_fields_": fields(*groups)})
-
-
-def _narrow(record: type[Record]) -> type[ctypes.Structure]:
-    def of(kind: Any) -> Any:
-        return Offset if kind is POINTER else _narrow(kind) if issubclass(kind, Record) else kind
-
-    pairs: Any = record._fields_
-    return _record(*((of(kind), name) for name, kind in pairs))
-
-
-Layer, Model, Drawing = _narrow(LayerRecord), _narrow(ModelRecord), _narrow(DrawingRecord)
-# those of csrc/wasm
-Prompt = _record((INT, "length frames"), (Offset, "tokens"))
-Plan = _record((INT, "steps lanes"), (Offset, "packed starts ends fed_at"))
-Op = _record((INT, "kind input output size"), (FLOAT, "eps"), (Offset, "weight bias scale"))
-World = _record(
-    (ctypes.c_uint32, "magic version size checksum"),
-    (INT, "prompts actions strategies action_tokens height width max_slots"),
-    (INT, "top_k exclusive_top_p ops patch rounds_down"),
-    (Drawing, "drawing"),
-    (Model, "model"),
-    (Offset, "prompt action plan codebook"),
-    (INT, "codes channels"),
-    (Offset, "op"),
+RECORDS = read_records(ctypes.Structure, Offset, "records.h", "wasm/records.h")
+Layer, Model, Drawing, Prompt, Plan, Op, World = (
+    RECORDS[name] for name in ("Layer", "Model", "Drawing", "Prompt", "Plan", "Op", "World")
 )
 CONVOLVE, SHORTCUT, ACTIVATE, ADD, ENLARGE = range(5)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from diagd.backends.linears import round_to_int8
-from diagd.backends.native.boundary import POINTER, LayerRecord, ModelRecord
+from diagd.backends.native.boundary import POINTER, LayerRecord, ModelRecord, Record
 from diagd.models.attention import SwiGLU
 from diagd.models.config import ModelConfig
 from diagd.models.rotary import first_grid_token
@@ -99,7 +99,7 @@ class NativeWeights:
         if (numbers := batch * lanes * row + 2 * lanes * slots) > CHECKED:
             check_memory(4 * numbers, f"a step of {batch} x {lanes} lanes")
 
-    def _layer(self, block: Block) -> LayerRecord:
+    def _layer(self, block: Block) -> Record:
         attention, mlp = block.self_attn, block.mlp
         qkv = attention.q_proj, attention.k_proj, attention.v_proj
         up = (mlp.gate_proj, mlp.up_proj) if isinstance(mlp, SwiGLU) else (mlp.up_proj,)
@@ -128,7 +128,7 @@ class NativeWeights:
                 parameter.data = parameter.data.new_empty(0)
         return LayerRecord(slides=attention.layer in self.config.sliding_layers, **found)
 
-    def _record(self, model: Transformer) -> ModelRecord:
+    def _record(self, model: Transformer) -> Record:
         config, stack = self.config, model.model
         embeddings = stack.embed_tokens.weight
         output = embeddings[: config.vocab_size] if model.lm_head is None else model.lm_head.weight

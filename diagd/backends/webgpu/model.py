@@ -4,16 +4,17 @@ The shaders (`decoder.wgsl`) take a step in 4 * layers + 3 dispatches, activatio
 they draw stays on the device: `Buffers.tokens` fetches it when somebody reads it.
 """
 
-import ctypes
 import importlib
 from collections.abc import Iterator
+from ctypes import Structure
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from diagd.backends.native.boundary import FLOAT, INT, fields, rules_of
+from diagd.backends.native.boundary import rules_of
+from diagd.backends.native.wasm import RECORDS
 from diagd.backends.webgpu.shader import (
     OWN,
     SHARED,
@@ -88,19 +89,13 @@ class Device:
 open_device = cache(Device)
 
 
-class Task(ctypes.Structure):
-    """One step as the shaders read it: their `Step`."""
-
-    _fields_ = fields(
-        (INT, "lanes rows keep reach slots stride held first mask capacity top_k exclusive_top_p"),
-        (FLOAT, "temperature top_p"),
-    )
+Task = RECORDS["Task"]  # one step, as the shaders read it
 
 
 class Batch(NamedTuple):
     """The steps of one submission, and the buffers that it begins with."""
 
-    tasks: list[Task]
+    tasks: list[Structure]
     lanes: Tensor  # int32: (lanes of all steps, 10 + head_dim), then a mask where there is one
     memory: Tensor  # int32: tokens, held, fed_at, seeds
     draws: bool
@@ -296,7 +291,7 @@ class WebGPUModel(CausalModel):
         logits = cache.read("arena", torch.float32, start, keep * self.vocab_size)
         return logits.view(1, keep, self.vocab_size)
 
-    def task(self, lanes: int, slots: int, stride: int, reach: int, **rest: Any) -> Task:
+    def task(self, lanes: int, slots: int, stride: int, reach: int, **rest: Any) -> Structure:
         return Task(lanes, lanes, lanes, reach, slots, stride, stride, **rest)
 
     def lanes_of(self, fields: list[Tensor], positions: Tensor) -> Tensor:
@@ -325,7 +320,7 @@ class WebGPUModel(CausalModel):
         run.end()
         device.queue.submit([encoder.finish()])
 
-    def dispatches(self, task: Task, draws: bool) -> Iterator[tuple[str, str, list[int]]]:
+    def dispatches(self, task: Structure, draws: bool) -> Iterator[tuple[str, str, list[int]]]:
         tile, kept = tile_of(task.rows), task.rows // task.lanes * task.keep
         sizes = {"rows": task.rows, "tiles": -(-task.rows // tile), "kept": -(-kept // tile)}
         for entry, weights, groups in self._dispatches[: None if draws else -1]:

@@ -68,9 +68,9 @@ template <class W>
 int check(int (*decode)(const Model*, const Step*), const char* name) {
   state = 1;
   const int qkv = (HEADS + 2 * KV_HEADS) * HEAD;
-  LayerWeights layers[LAYERS];
+  Layer layers[LAYERS];
   const auto scale = [](int columns) { return PACKED<W> == 4 ? floats(columns, 0, 0.002f) : nullptr; };
-  for (LayerWeights& layer : layers)
+  for (Layer& layer : layers)
     layer = {blocks<W>(qkv, HIDDEN), blocks<W>(HIDDEN, HEADS * HEAD),
              blocks<W>(2 * INNER, HIDDEN), blocks<W>(HIDDEN, INNER),
              floats(qkv, 0.1f), floats(HIDDEN, 0.1f), floats(2 * INNER, 0.1f), nullptr,

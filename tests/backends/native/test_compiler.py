@@ -139,8 +139,7 @@ def test_no_compiler_is_an_error_that_says_what_to_do(folder, monkeypatch):
         (': > "$out"', "could not build the kernels: it wrote nothing"),
         ('echo no library > "$out"', r"my-c\+\+ built fail their test: .*file too short"),
         (
-            'echo "int size_of_layer(void) { return *(volatile int*)0; }" |'
-            ' c++ -shared -xc - -o "$out"',
+            'echo "int records(void) { return *(volatile int*)0; }" | c++ -shared -xc - -o "$out"',
             "fail their test: ended by SIGSEGV",
         ),
     ],
@@ -168,7 +167,7 @@ def test_kernels_that_compute_something_else_are_not_trusted(
         extern "C" int decode_f32(const Model* m, const Step* s) {
             auto right = (int (*)(const Model*, const Step*))dlsym(RTLD_NEXT, "decode_f32");
             Model other = *m;
-            other.eps = 0.3;
+            other.norm_eps = 0.3;
             return right(&other, s);
         }
     """)

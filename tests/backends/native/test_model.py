@@ -1,7 +1,9 @@
 """What only our C++ kernels have to keep; the rest is in `tests/backends/conformance.py`."""
 
 import copy
+import ctypes
 import pickle
+import re
 import sys
 from itertools import product
 from pathlib import Path
@@ -12,6 +14,8 @@ import torch
 from torch import Tensor
 
 from diagd.backends.native import boundary
+from diagd.backends.native.compiler import SOURCES
+from diagd.backends.native.library import load_library
 from diagd.backends.native.model import NativeModel
 from diagd.backends.prepare import prepare
 from diagd.decoding.engine import Lanes
@@ -419,10 +423,52 @@ def test_a_top_k_beyond_32_bits_keeps_all():
     assert torch.equal(whole, beyond)
 
 
-def test_records_of_another_size_are_refused(monkeypatch):
-    monkeypatch.setattr(boundary, "StepRecord", type("StepRecord", (boundary.LayerRecord,), {}))
-    with pytest.raises(OSError, match="record step has 128 bytes, expected 168"):
+@pytest.fixture
+def read(monkeypatch, tmp_path):
+    """Return what reads the kernels' records after a text in them was replaced."""
+
+    def reading(old, new):
+        text = (SOURCES / "records.h").read_text()
+        assert old in text
+        (tmp_path / "records.h").write_text(text.replace(old, new))
+        monkeypatch.setattr(boundary, "SOURCES", tmp_path)
+        return boundary.read_records(boundary.Record, boundary.POINTER, "records.h")
+
+    return reading
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "record"),
+    [
+        ("first, cached;", "cached, first;", "Step"),  # of one kind: no offset is another
+        ("float *logits;  ", "int32_t logits;  ", "Step"),
+        ("  float norm_eps;\n", "", "Model"),
+        ("low, high;  ", "low;", "Drawing"),
+    ],
+)
+def test_a_record_with_a_field_moved_or_changed_or_lost_is_refused(
+    monkeypatch, read, old, new, record
+):
+    monkeypatch.setattr("diagd.backends.native.model.RECORDS", read(old, new))
+    with pytest.raises(OSError, match=f"the kernels have another record {record} than csrc"):
         NativeModel(tiny_model())
+
+
+def test_a_record_of_which_a_field_stands_elsewhere_is_refused():
+    """As where a compiler aligns otherwise: the text is the same."""
+    library = load_library()
+    library.records.restype = ctypes.c_char_p
+    boundary.check_records(said := library.records(), boundary.RECORDS)
+    with pytest.raises(OSError, match="another record Space"):
+        boundary.check_records(said.replace(b"48,0,8,16", b"48,0,4,16"), boundary.RECORDS)
+
+
+@pytest.mark.parametrize(
+    "line", ["double seconds;", "float *low, high;", "int32_t parts[2];", "int32_t count", "}"]
+)
+def test_a_line_that_is_no_field_of_a_record_is_named(read, line):
+    with pytest.raises(ValueError, match=f"records.h: no field of a record: {re.escape(line)}"):
+        read("int32_t count, vocab;", line)
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])

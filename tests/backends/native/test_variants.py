@@ -81,7 +81,7 @@ def test_every_variant_has_its_features_to_compile_for():
 def illegal(tmp_path_factory):
     """Return kernels of which the first instruction is none of this processor's."""
     path = tmp_path_factory.mktemp("illegal") / "kernels.so"
-    source = "int size_of_layer(void) { __builtin_trap(); }"
+    source = "int records(void) { __builtin_trap(); }"
     command = [compiler.find_compiler() or "c++", "-shared", "-fPIC", "-xc", "-", "-o", str(path)]
     subprocess.run(command, input=source, text=True, check=True)
     return path

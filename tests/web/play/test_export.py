@@ -1,6 +1,5 @@
 """Worlds as static files: the kernels in them against Python, frame by frame; what is refused."""
 
-import ctypes
 import dataclasses
 import json
 import math
@@ -15,7 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from diagd.backends.native.wasm import World
+from diagd.backends.native.boundary import check_records
+from diagd.backends.native.wasm import RECORDS
 from diagd.backends.webgpu.model import FIELDS, Task
 from diagd.backends.webgpu.shader import UNIFORM, bytes_of
 from diagd.data.actions import ActionVocabulary
@@ -119,7 +119,10 @@ def test_the_kernels_are_those_of_the_sources():
 
 
 def test_both_sides_see_a_world_alike(kernels):
-    assert kernels("size_of_world") == ctypes.sizeof(World)
+    at, memory = kernels("records_of_worlds"), kernels.exports["memory"]
+    described = memory.read(kernels.store, at, at + 2**16).partition(b"\0")[0]
+    needless = "Step", "Space", "Attended"
+    check_records(described, {name: RECORDS[name] for name in RECORDS if name not in needless})
 
 
 # five frames of context, far beyond a full one; and a picture

@@ -7,27 +7,24 @@
 #include <vector>
 
 #include "attention.h"
+#include "lap.h"
 #include "records.h"
 
 extern "C" {
-// What the Python side has to have made of these records.
-int size_of_layer() { return sizeof(LayerWeights); }
-int size_of_model() { return sizeof(Model); }
-int size_of_step() { return sizeof(Step); }
 int block_columns() { return BLOCK; }
 
 // Cosines and sines by which a position turns the pairs of a head (models/rotary.py).
 void turn_of(const Model* model, int64_t at, float* to) {
   const Model& m = *model;
   const int half = m.head_dim / 2;
-  const int64_t frame_tokens = m.actions + m.grid_tokens;
+  const int64_t frame_tokens = m.num_action_tokens + m.tokens_per_frame;
   int64_t coordinates[3] = {at, 0, 0};
   bool in_row = true;
   if (m.grid_width) {
-    const int64_t q = at + m.actions - m.prefix, cell = q % frame_tokens - m.actions;
+    const int64_t q = at + m.num_action_tokens - m.prefix, cell = q % frame_tokens - m.num_action_tokens;
     coordinates[0] = q / frame_tokens;
     coordinates[1] = cell < 0 ? -1 : cell / m.grid_width;
-    coordinates[2] = cell < 0 ? cell + m.actions : cell % m.grid_width;
+    coordinates[2] = cell < 0 ? cell + m.num_action_tokens : cell % m.grid_width;
     if (at < m.prefix) std::fill(coordinates, coordinates + 3, 0);
     in_row = at >= m.prefix && cell >= 0;
   }
@@ -43,6 +40,11 @@ void turn_of(const Model* model, int64_t at, float* to) {
 }
 
 namespace {
+
+// A lane that is no padding: where it stands among (S', L), and its sequence.
+struct Row {
+  int lane, sequence;
+};
 
 void norm(const Model& m, const float* x, float* out, int n, const float* weight,
           const float* bias, bool rms) {
@@ -63,7 +65,7 @@ void norm(const Model& m, const float* x, float* out, int n, const float* weight
     for (int j = 0; j < n; j++) variance += (x[j] - mean) * (x[j] - mean);
     variance /= n;
   }
-  const float scale = 1 / std::sqrt(variance + m.eps);
+  const float scale = 1 / std::sqrt(variance + m.norm_eps);
   for (int j = 0; j < n; j++)
     out[j] = (x[j] - mean) * scale * (weight ? weight[j] : 1) + (bias ? bias[j] : 0);
 }
@@ -91,9 +93,9 @@ struct Decoder {
   const Row* const fed;       // (rows,) the lanes that are no padding, sequence by sequence
   const int* const starts;    // (sequences + 1) where each sequence begins among them
   const int rows = starts[s.sequences], head = ceil_to(m.head_dim, BLOCK);
-  const int hidden = ceil_to(m.hidden, BLOCK), inner = ceil_to(m.intermediate, BLOCK);
-  const int group = m.heads / m.kv_heads;  // heads of queries for a head of the cache
-  const int q_width = m.heads * m.head_dim, kv_width = m.kv_heads * m.head_dim;
+  const int hidden = ceil_to(m.hidden_size, BLOCK), inner = ceil_to(m.intermediate_size, BLOCK);
+  const int group = m.num_heads / m.num_kv_heads;  // heads of queries for a head of the cache
+  const int q_width = m.num_heads * m.head_dim, kv_width = m.num_kv_heads * m.head_dim;
   const int qkv = ceil_to(q_width + 2 * kv_width, BLOCK), attended = ceil_to(q_width, BLOCK);
   const int x_stride = apart(hidden), qkv_stride = apart(qkv), mixed_stride = apart(attended);
   const int last = ceil_to(m.head_size, BLOCK);  // of the layer before the output layer
@@ -161,13 +163,13 @@ struct Decoder {
     const Embedding* from = (const Embedding*)m.embeddings + s.tokens[fed[row].lane] * hidden;
     for (int i = 0; i < hidden; i += WIDTH) store(to + i, load(from + i));
     if (m.positions)
-      for (int i = 0; i < m.hidden; i++)
-        to[i] += m.positions[s.at[fed[row].lane] * m.hidden + i];
+      for (int i = 0; i < m.hidden_size; i++)
+        to[i] += m.positions[s.at[fed[row].lane] * m.hidden_size + i];
   }
 
   // Rotates one head's keys and the queries that share it, and writes keys and values to the cache.
   void write_cache(int kv, int layer) const {
-    const LayerWeights& w = m.weights[layer];
+    const Layer& w = m.weights[layer];
     const int half = m.head_dim / 2;
     for (int row = 0; row < rows; row++) {
       const int64_t slot = s.slots[fed[row].lane];
@@ -215,10 +217,10 @@ struct Decoder {
   };
   Head cached(int layer, int sequence, int of_head) const {
     const ptrdiff_t size = (ptrdiff_t)slots * head / PACKED<Cached>;
-    const int64_t kv = (int64_t)(s.first + sequence) * m.kv_heads + of_head;
+    const int64_t kv = (int64_t)(s.first + sequence) * m.num_kv_heads + of_head;
     const Cached *keys = (const Cached*)s.keys[layer], *values = (const Cached*)s.values[layer];
     const auto scales = [&](const Cached* of) {
-      return WHOLE<Cached> ? (const float*)(of + size * s.cached * m.kv_heads) + kv * slots : nullptr;
+      return WHOLE<Cached> ? (const float*)(of + size * s.cached * m.num_kv_heads) + kv * slots : nullptr;
     };
     return {{keys + kv * size, head, nullptr, scales(keys)},
             {values + kv * size, seen, nullptr, nullptr, slots},
@@ -251,7 +253,7 @@ struct Decoder {
   // This thread's share of all attention: queries of a head stay together where they can, for they
   // read the same.
   void attend_share(int thread, int threads, int layer, float* memory) const {
-    const int64_t heads = (int64_t)group * m.kv_heads, all = rows * heads;
+    const int64_t heads = (int64_t)group * m.num_kv_heads, all = rows * heads;
     const int64_t end = all * (thread + 1) / threads;
     for (int64_t query = all * thread / threads, some; query < end; query += some) {
       const int sequence = fed[query / heads].sequence, begin = starts[sequence];
@@ -304,7 +306,7 @@ struct Decoder {
     if (guarded([&] { return reserve(); })) failed = 2;
     const auto normalise = [&](const float* weight, const float* bias) {
       for (int row = 0; row < rows; row++)
-        norm(m, x + (ptrdiff_t)row * x_stride, normed + (ptrdiff_t)row * x_stride, m.hidden,
+        norm(m, x + (ptrdiff_t)row * x_stride, normed + (ptrdiff_t)row * x_stride, m.hidden_size,
              weight, bias, m.rms);
     };
     for (int row = thread; row < rows; row += threads) embed(row);
@@ -315,15 +317,15 @@ struct Decoder {
     barrier.wait(threads);
     if (failed) return;
     lap(REST);
-    for (int layer = 0; layer < m.layers; layer++) {
-      const LayerWeights& w = m.weights[layer];
+    for (int layer = 0; layer < m.num_layers; layer++) {
+      const Layer& w = m.weights[layer];
       normalise(w.norm1, w.norm1_bias);
       multiply_share(thread, threads, normed, x_stride,
                      matrix(w.qkv, hidden, w.qkv_bias, w.qkv_scale), qkv, projected, qkv_stride,
                      false);
       barrier.wait(threads);
       lap(LINEARS);
-      const int64_t heads = m.kv_heads;  // as in attention: most of a head is read by who writes it
+      const int64_t heads = m.num_kv_heads;  // as in attention: most of a head is read by who writes it
       for (int h = heads * thread / threads; h < heads * (thread + 1) / threads; h++)
         write_cache(h, layer);
       barrier.wait(threads);
@@ -349,11 +351,11 @@ struct Decoder {
       barrier.wait(threads);
       lap(LINEARS);
     }
-    const int vocab = ceil_to(m.vocab, BLOCK);
+    const int vocab = ceil_to(m.vocab_size, BLOCK);
     int kept = 0;
     for (int row = 0; row < rows; row++)
       if (is_kept(row))
-        norm(m, x + (ptrdiff_t)row * x_stride, normed + (ptrdiff_t)kept++ * x_stride, m.hidden,
+        norm(m, x + (ptrdiff_t)row * x_stride, normed + (ptrdiff_t)kept++ * x_stride, m.hidden_size,
              m.norm, m.norm_bias, m.rms);
     const auto share = [&](const float* in, int stride, const Matrix<W>& w, int columns, float* out,
                            int out_stride) {
@@ -393,7 +395,7 @@ bool in_range(const Model& m, const Step& s) {
 template <class W>
 void spread(const Decoder<W>& d) {
   const Step& s = d.s;
-  const int64_t vocab = ceil_to(d.m.vocab, BLOCK), all = (int64_t)s.sequences * s.keep;
+  const int64_t vocab = ceil_to(d.m.vocab_size, BLOCK), all = (int64_t)s.sequences * s.keep;
   int row = d.rows - 1;
   int64_t kept = 0;
   for (int r = 0; r < d.rows; r++) kept += d.is_kept(r);

@@ -10,8 +10,6 @@ int decode_f32(const Model* m, const Step* s);
 int decode_bf16(const Model* m, const Step* s);
 int decode_int8(const Model* m, const Step* s);
 int draw(const Draw* draw);
-int size_of_space() { return sizeof(Space); }
-int size_of_drawing() { return sizeof(Drawing); }
 }
 
 namespace {
@@ -23,7 +21,7 @@ int take(int (*decode)(const Model*, const Step*), const Model& m, Step s, const
   static thread_local std::vector<float> logits;
   static thread_local std::vector<Draw> draws;
   const uint64_t all = (uint64_t)s.sequences * s.lanes;
-  const int64_t stride = ceil_to(m.vocab, BLOCK), slots = s.num_slots, scratch = slots - 1;
+  const int64_t stride = ceil_to(m.vocab_size, BLOCK), slots = s.num_slots, scratch = slots - 1;
   make_room(memory, 12 * all);
   make_room(logits, all * stride);
   int64_t* next = memory.data();
@@ -69,7 +67,7 @@ int take(int (*decode)(const Model*, const Step*), const Model& m, Step s, const
   if (const int failure = decode(&m, &s)) return failure;
   int64_t from = 0;
   for (Draw& d : draws) {
-    d.vocab = m.vocab, d.stride = stride, d.threads = s.threads, d.seconds = s.seconds;
+    d.vocab = m.vocab_size, d.stride = stride, d.threads = s.threads, d.seconds = s.seconds;
     d.logits = s.logits + from * stride, d.low = low + from, d.high = high + from;
     d.seeds = seeds + from, d.frames = frames + from, d.rows = rows + from;
     d.columns = columns + from, d.drawn = drawn + from;

@@ -1,19 +1,7 @@
-// What attention is handed in training, and its rows of numbers as products of bfloat16 take them.
+// Rows of numbers as products of bfloat16 take them in training.
 #pragma once
 #include "bf16.h"
-
-extern "C" {
-struct Attended {
-  int32_t batch, heads, kv_heads, lanes, head_dim, threads;
-  float scale;
-  const uint8_t *visible, *seen_by;  // (lanes, lanes): query by key, and key by query
-  const uint8_t* blocks;             // for 32 queries by 32 keys: 0 none, 1 some, 2 all of them
-  // (batch, lanes, heads, head_dim), contiguous; keys and values have kv_heads
-  const bf16 *queries, *keys, *values, *out, *out_grad;
-  bf16 *to, *queries_grad, *keys_grad, *values_grad;
-  float* masses;  // (batch, heads, lanes): logarithms to the base of 2 of the softmax's sums
-};
-}
+#include "records.h"
 
 #if defined(BF16_DOTS)
 

@@ -7,9 +7,8 @@
 #include <vector>
 
 #include "kernels.h"
+#include "lap.h"
 #include "records.h"
-
-extern "C" int size_of_draw() { return sizeof(Draw); }
 
 namespace {
 

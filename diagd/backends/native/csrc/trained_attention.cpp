@@ -6,8 +6,6 @@
 #include "packing.h"
 #include "team.h"
 
-extern "C" int size_of_attended() { return sizeof(Attended); }
-
 #if defined(BF16_DOTS)
 namespace {
 

@@ -8,14 +8,9 @@
 
 #include "../integers.h"
 #include "../team.h"
+#include "records.h"
 
 enum OpKind { CONVOLVE, SHORTCUT, ACTIVATE, ADD, ENLARGE };
-struct Op {
-  int32_t kind, in, out, size;  // channels; size: of a kernel's side, or groups of a norm
-  float eps;
-  const void* weight;  // matrices in blocks, one for each place of the kernel; or numbers of a norm
-  const float *bias, *scale;
-};
 
 class Painter {
  public:
@@ -50,7 +45,7 @@ class Painter {
 
  private:
   static Image convolve(Image& x, const Op& op) {
-    Image to(x.height, x.width, op.out);
+    Image to(x.height, x.width, op.output);
     const int blocks = to.stride / BLOCK, half = op.size / 2;
     const ptrdiff_t matrix = (ptrdiff_t)x.stride / 2 * to.stride;
     team.run(team.threads, [&](int thread, int threads, Barrier&) {

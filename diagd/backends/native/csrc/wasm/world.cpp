@@ -7,7 +7,6 @@
 #include <limits>
 #include <new>
 
-#include "../records.h"
 #include "painter.h"
 
 #define EXPORT(name) extern "C" __attribute__((export_name(#name)))
@@ -42,32 +41,6 @@ extern "C" int take_int8(const Model* m, const Step* s, const Space* space);
 extern "C" int decode_int8(const Model* m, const Step* s);
 extern "C" void turn_of(const Model* m, int64_t at, float* to);
 
-struct Prompt {
-  int32_t length, frames;  // tokens, and frames that they end with
-  const int64_t* tokens;
-};
-struct Plan {  // DecodePlan: SCRATCH for the scratch slot
-  int32_t steps, lanes;
-  const int64_t* packed;  // (8, lanes)
-  const int32_t *starts, *ends;
-  const int64_t* fed_at;
-};
-struct World {
-  uint32_t magic, version, size, checksum;  // size: of the records and what they point to
-  int32_t prompts, actions, strategies;     // how many there are
-  int32_t action_tokens, height, width;     // before a frame, and of one
-  int32_t max_slots, top_k, exclusive_top_p, ops;
-  int32_t patch, rounds_down;  // pixels of a token's side
-  Drawing drawing;             // but for its rules, which are told with each frame
-  Model model;
-  const Prompt* prompt;
-  const int64_t* action;  // (actions, action_tokens)
-  const Plan* plan;       // (strategies, 2): one frame of context, and more
-  const float* codebook;  // (codes, channels rounded up to blocks)
-  int32_t codes, channels;
-  const Op* op;
-};
-
 namespace {
 
 constexpr uint32_t MAGIC = 0x64676961, VERSION = 4;  // "aigd"
@@ -77,17 +50,14 @@ constexpr int PREFILL_LANES = 256, READ = 64;  // BLOCK of diagd/decoding/engine
 enum { POSITIONS, SLOTS, INPUTS, OUTPUTS, STEPS, FRAMES, ROWS, COLUMNS, LOW, HIGH };  // of lanes
 enum Failure { NONE, DAMAGED, OTHER_VERSION, OUT_OF_RANGE, NO_MEMORY, UNDRAWN_TOKEN };
 
-// What a GPU is told (diagd/backends/webgpu/decoder.wgsl): its `Step` every 256 bytes, its lanes, and
-// its memory, which begins with the tokens.
-struct Task {
-  uint32_t lanes, rows, keep, reach, slots, stride, held, first, mask, capacity;
-  uint32_t top_k, exclusive_top_p;
-  float temperature, top_p;
+// Of the tasks of a GPU, which stand every 256 bytes.
+struct Uniform {
+  Task task;
   uint32_t apart[50];
 };
 struct Submission {
   int32_t steps, lane_words, memory_words, slots, capacity;
-  const Task* tasks;
+  const Uniform* tasks;
   const int32_t* lanes;
   int32_t* memory;
 };
@@ -107,9 +77,9 @@ class Stream {
   explicit Stream(const World& w) : w(w), m(w.model) {
     frame_tokens = w.height * w.width, per_frame = frame_tokens + w.action_tokens;
     scratch = w.max_slots + w.action_tokens, count = scratch + 1;
-    const size_t slots = ceil_to(count, BLOCK), heads = m.kv_heads;
+    const size_t slots = ceil_to(count, BLOCK), heads = m.num_kv_heads;
     const size_t size = heads * slots * (ceil_to(m.head_dim, BLOCK) + 2);
-    cache.resize(2 * m.layers);
+    cache.resize(2 * m.num_layers);
     for (auto& one : cache) one.resize(size), pointers.push_back(one.data());
     tokens.resize(count), held.resize(count), fed_at.resize(count);
     picked.resize(frame_tokens);
@@ -132,7 +102,7 @@ class Stream {
     plan_context();
     for (size_t i = 0; i < reaches.size(); i++) {
       Step s = step(i);
-      ids.resize(s.lanes), logits.resize(ceil_to(m.vocab, BLOCK));
+      ids.resize(s.lanes), logits.resize(ceil_to(m.vocab_size, BLOCK));
       for (int j = 0; j < s.lanes; j++) ids[j] = tokens[lane(INPUTS)[starts[i] + j]];
       s.keep = 1, s.tokens = ids.data(), s.logits = logits.data();
       s.at = lane(POSITIONS) + starts[i], s.slots = lane(SLOTS) + starts[i];
@@ -174,7 +144,7 @@ class Stream {
   Failure accept() {
     for (int i = w.action_tokens; i < per_frame; i++) {
       const int64_t slot = slot_of(used + i), id = memory[slot];
-      if (id >= m.vocab) return UNDRAWN_TOKEN;
+      if (id >= m.vocab_size) return UNDRAWN_TOKEN;
       tokens[slot] = id;
     }
     is_read = false;
@@ -257,7 +227,7 @@ class Stream {
                        (uint32_t)(starts[i] * size), 0, 0, (uint32_t)w.top_k,
                        (uint32_t)w.exclusive_top_p, temperature, top_p});
     }
-    for (Task& task : tasks) task.capacity = capacity;
+    for (Uniform& one : tasks) one.task.capacity = capacity;
     submission = {(int32_t)tasks.size(), (int32_t)told.size(), (int32_t)memory.size(), count,
                   (int32_t)capacity,     tasks.data(),         told.data(),            memory.data()};
     return &submission;
@@ -276,7 +246,7 @@ class Stream {
   Step step(size_t i) {
     Step s{};
     s.sequences = s.cached = 1, s.num_slots = s.held_stride = count, s.threads = team.threads;
-    s.keys = pointers.data(), s.values = pointers.data() + m.layers;
+    s.keys = pointers.data(), s.values = pointers.data() + m.num_layers;
     s.held = held.data(), s.fed_at = fed_at.data();
     s.lanes = starts[i + 1] - starts[i], s.visible_slots = reaches[i];
     return s;
@@ -298,7 +268,7 @@ class Stream {
   std::vector<int64_t> tokens, held, fed_at, lanes, ids;  // lanes: (8, num_lanes)
   std::vector<int32_t> picked, starts, reaches, told, memory;
   std::vector<float> logits;
-  std::vector<Task> tasks;
+  std::vector<Uniform> tasks;
   Submission submission{};
 };
 
@@ -396,4 +366,10 @@ EXPORT(paint) const uint8_t* paint() {
   return pixels.data();
 }
 
-EXPORT(size_of_world) int size_of_world() { return sizeof(World); }
+// The records of the file, for Python to compare.
+EXPORT(records_of_worlds) const char* records_of_worlds() {
+  static const std::string lines = describe<Layer>() + describe<Model>() + describe<Draw>() +
+                                   describe<Drawing>() + describe<Prompt>() + describe<Plan>() +
+                                   describe<Op>() + describe<World>() + describe<Task>();
+  return lines.c_str();
+}
