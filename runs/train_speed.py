@@ -20,7 +20,6 @@ from diagd.decoding.schedule import SequenceLayout, TokenGrid
 from diagd.decoding.teacher_forcing import teacher_view
 from diagd.families.presets import PRESETS
 from diagd.files import write_json
-from diagd.models.attention import LayerMasks
 from diagd.models.transformer import Transformer
 from diagd.system import provenance
 from diagd.training.mixture import ViewLoss
@@ -60,9 +59,9 @@ def main(options: Options) -> None:
         layout = SequenceLayout(grid, config.num_action_tokens, 1)
         view = teacher_view(strategy.schedule(grid), layout, learn_context=True)
         ours, theirs = (ViewLoss(view, torch.device("cpu"), options.compile) for _ in range(2))
-        if ours.visible_rounded.whole is None:
+        if ours.rounded is None:
             raise ValueError("no kernels for training on this machine: it needs AVX512_BF16")
-        theirs.visible_rounded = LayerMasks(None, None)
+        theirs.rounded = None
         length = case.frames * layout.slots_per_frame - config.num_action_tokens
         generator = torch.Generator().manual_seed(0)
         shape = case.sequences, length
