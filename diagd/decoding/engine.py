@@ -124,7 +124,14 @@ def whole_blocks(size: int, block: int) -> int:
 
 
 class Batch:
-    """Memory of `num_sequences` of `num_slots` slots, the last scratch, and what they are fed.
+    """Memory of sequences of one model, and one operation: run what their streams ask for.
+
+    Args:
+        model: what to decode with (see `CausalModel`).
+        num_sequences: videos at once; a guided one takes a sequence for each of its prompts.
+        num_slots: tokens that a sequence holds, one of them scratch.
+        context: (1 or num_sequences, M, size) cross-attention input, for models that have one.
+        rule: who may see whom (see `diagd.decoding.visibility`).
 
     Attributes:
         num_steps: forward passes so far; pieces of prompts not counted.
@@ -325,7 +332,9 @@ class Stream:
         self.reads_again = keep_frames is not None or not self.model.relative_positions
         self.shifts = [0] * self.num_sequences
         self.by = torch.zeros_like(self.held[:, :1])  # the same, (sequences, 1)
-        self._visual = torch.tensor(frame.one.token_slots, device=self.held.device)
+        # on the device, which lists of indices would have to be copied to
+        places = frame.one.token_slots, frame.one.action_slots
+        self._visual, self._given = (self.held.new_tensor(of) for of in places)
         self.openings: Sequence[Tensor] = ()  # of each sequence, in place of its first tokens
         self.num_used = 0  # tokens of the sequence so far, those that left included
         # tokens of the prompt, of them fed, and to be fed before step 0, which feeds the last one
@@ -403,7 +412,7 @@ class Stream:
         return each
 
     def read(self, prompt: Tensor, context_frames: int = 1) -> None:
-        """Start anew from a prompt (P,) int64 that ends with whole frames, which steps then read."""
+        """Start anew from a prompt (P,) int64 that ends with frames, which steps then read."""
         self.prefill(self.prompts_of(prompt, context_frames), context_frames)
 
     def prefill(self, prompts: Sequence[Tensor], context_frames: int = 1) -> None:
@@ -487,7 +496,7 @@ class Stream:
         self.held.scatter_(1, slots + self.by, positions + self.by)
         frames = slots.view(-1, layout.slots_per_frame)
         if layout.num_action_tokens:
-            self.write(frames[:, layout.action_slots].flatten(), actions.flatten())
+            self.write(frames[:, self._given].flatten(), actions.flatten())
         if not self.num_used:
             for tokens, own in zip(self.tokens, self.openings, strict=False):
                 tokens[: len(own)] = own

@@ -200,10 +200,17 @@ class DecodingEngine:
 
 
 def write_frames(stream: Stream, strategy: Strategy | str, actions: Tensor) -> None:
-    """Have a stream write a frame behind each of the actions (T, n) int64, n maybe 0, in its way.
+    """Have a stream write frames, which the steps of its batch then do.
 
-    The batch's steps then write them, and `take_frame` returns those that are whole, in order.
-    ValueError for what does not fit.
+    `stream.take_frame` returns those that are whole, in order: `num_whole` less `num_taken`.
+
+    Args:
+        stream: from `Batch.admit`, its prompt given (`read`).
+        strategy: how to decode, by name (see `diagd.decoding.strategies`) or as a value.
+        actions: (T, n) int64, the n conditioning tokens, maybe none, before each of T frames.
+
+    Raises:
+        ValueError: a strategy or actions that do not fit the stream.
     """
     strategy = as_strategy(strategy)
     _check_room(stream, strategy, len(actions))

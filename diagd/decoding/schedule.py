@@ -142,14 +142,17 @@ class DiagonalSchedule:
 class FrameFormat:
     """Tokens of a frame, and the conditioning tokens that each generated one has.
 
-    A frame that is the images of two cameras has the last of these in a seam between the halves of
-    its rows.
+    Args:
+        height, width: its rows and columns of tokens.
+        num_action_tokens: conditioning tokens that stand before it, but for those in a seam.
+        num_seam_tokens: of them, the last ones, which stand between the two halves of its rows:
+            where a frame is the images of two cameras.
     """
 
     height: int
     width: int
-    num_action_tokens: int = 0  # before it, but for those in a seam
-    num_seam_tokens: int = 0  # of the action tokens, those in the seam
+    num_action_tokens: int = 0
+    num_seam_tokens: int = 0
 
     def __post_init__(self) -> None:
         vars(self)["one"] = self.layout(1)  # which checks the numbers

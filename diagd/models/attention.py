@@ -146,6 +146,28 @@ class StaticKVCache:
         own = slice(first, first + count)
         return [(keys[own], values[own]) for keys, values in self.text]
 
+    def put(
+        self,
+        layer: int,
+        lanes: "Lanes",
+        rotary: tuple[Tensor, Tensor] | None,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotate and store; return rotated queries, and all keys and values that may be seen."""
+        of_keys, of_values = self.keys[layer], self.values[layer]
+        if rotary is not None and lanes.store is not None:
+            given = queries, keys, values, *rotary, lanes.slots
+            queries = lanes.store(*given, of_keys, of_values, lanes.first)
+        else:
+            if rotary is not None:
+                queries, keys = rotate(queries, *rotary), rotate(keys, *rotary)
+            write_rows(of_keys, lanes.rows, keys)
+            write_rows(of_values, lanes.rows, values)
+        own = slice(lanes.first, lanes.first + len(queries))
+        return queries, of_keys[own, :, : lanes.num_slots], of_values[own, :, : lanes.num_slots]
+
     def renew(self, text: Text | None) -> bool:
         """Zero the buffers in place and copy a text in; False where its shape is another one."""
         theirs, own = (list(itertools.chain(*(each or ()))) for each in (text, self.text))
@@ -181,36 +203,17 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 Store = Callable[..., Tensor]
 
 
-class Reading(NamedTuple):
-    """What the attention of a step writes to a cache and reads of it."""
+class Lanes(NamedTuple):
+    """Where a step's keys and values go in a cache, and what is read of it.
 
-    cache: StaticKVCache
+    It holds no cache: torch.compile keeps what stands in a record that is made while it traces.
+    """
+
     slots: Tensor  # (S', L) int64
     rows: Tensor  # the same, as `rows_at`
     first: int  # of the sequences
     num_slots: int  # that are read
     store: Store | None = None  # None: as PyTorch does
-
-    def put(
-        self,
-        layer: int,
-        rotary: tuple[Tensor, Tensor] | None,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotate and store; return rotated queries, and all keys and values that may be seen."""
-        of_keys, of_values = self.cache.keys[layer], self.cache.values[layer]
-        if rotary is not None and self.store is not None:
-            given = queries, keys, values, *rotary, self.slots
-            queries = self.store(*given, of_keys, of_values, self.first)
-        else:
-            if rotary is not None:
-                queries, keys = rotate(queries, *rotary), rotate(keys, *rotary)
-            write_rows(of_keys, self.rows, keys)
-            write_rows(of_values, self.rows, values)
-        own = slice(self.first, self.first + len(queries))
-        return queries, of_keys[own, :, : self.num_slots], of_values[own, :, : self.num_slots]
 
 
 def mask_in_parts(visible: Tensor, part: int = 256) -> Attend:
@@ -269,7 +272,8 @@ class Attention(GroupedQueries):
         x: Tensor,
         rotary: tuple[Tensor, Tensor] | None,
         attend: Attend,
-        reading: Reading | None,
+        lanes: Lanes | None,
+        cache: StaticKVCache | None,
     ) -> Tensor:
         """Attend from the lanes of x (B, L, hidden_size) to the cache, or else to x itself."""
         if self.qkv_proj is None:
@@ -278,8 +282,9 @@ class Attention(GroupedQueries):
             projected = self.qkv_proj(x).split(self.widths, dim=-1)
         queries, keys, values = (split_heads(part, self.head_dim) for part in projected)
         queries, keys = self.q_norm(queries), self.k_norm(keys)
-        if reading is not None:
-            queries, keys, values = reading.put(self.layer, rotary, queries, keys, values)
+        if cache is not None and lanes is not None:
+            given = rotary, queries, keys, values
+            queries, keys, values = cache.put(self.layer, lanes, *given)
         elif rotary is not None:
             queries, keys = rotate(queries, *rotary), rotate(keys, *rotary)
         return self.o_proj(attend(queries, keys, values).transpose(1, 2).flatten(2))

@@ -15,7 +15,7 @@ from diagd.models.attention import (
     Attend,
     Attention,
     CrossAttention,
-    Reading,
+    Lanes,
     StaticKVCache,
     Store,
     SwiGLU,
@@ -50,10 +50,11 @@ class Block(nn.Module):
         x: Tensor,
         rotary: tuple[Tensor, Tensor] | None,
         attend: Attend,
-        reading: Reading | None,
+        lanes: Lanes | None,
+        cache: StaticKVCache | None,
         text: Text | None,
     ) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotary, attend, reading)
+        x = x + self.self_attn(self.input_layernorm(x), rotary, attend, lanes, cache)
         if self.cross_attn is not None and self.cross_attention_layernorm is not None:
             assert text is not None
             normed = self.cross_attention_layernorm(x)
@@ -181,13 +182,13 @@ class Transformer(
             positions = torch.arange(tokens.shape[1], device=tokens.device)
         if attends is None:
             attends = self._attends(seen, positions)
-        reading = None
+        lanes = None
         if cache is not None:
             if slots is None or seen is None:
                 raise ValueError("a cache needs slots and seen, got None")
             slots, text = slots.expand(tokens.shape), cache.text_of(first, len(tokens))
             rows = rows_at(cache.keys[0], slots, first)
-            reading = Reading(cache, slots, rows, first, seen.shape[1], store)
+            lanes = Lanes(slots, rows, first, seen.shape[1], store)
         stack = self.model
         hidden = stack.embed_tokens(tokens)
         if stack.embed_positions is not None:
@@ -199,7 +200,7 @@ class Transformer(
         for index, layer in enumerate(stack.layers):
             hidden = hidden if added is None else hidden + added
             masked = near if index in self.config.sliding_layers else whole
-            hidden = layer(hidden, rotary, masked, reading, text)
+            hidden = layer(hidden, rotary, masked, lanes, cache, text)
         hidden = stack.norm(keep_lanes(hidden, logits_to_keep))
         if self.head_proj is not None:
             hidden = F.gelu(self.head_proj(hidden))

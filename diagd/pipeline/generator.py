@@ -19,7 +19,6 @@ from diagd.backends.prepare import prepare
 from diagd.checks import whole
 from diagd.data.actions import ActionCodec, Actions, as_actions, idle_action, parse_actions
 from diagd.data.video import encode_video, save_frames
-from diagd.decoding.engine import Batch, Stream
 from diagd.decoding.generate_tokens import DecodingEngine, GenerationStats, generate_tokens
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import SamplingOptions
@@ -429,32 +428,6 @@ class VideoGenerator:
         )
         engine.prefill(tokens, num_context)
         return engine
-
-    def make_batch(self, num_sequences: int) -> Batch:
-        """Allocate the memory of streams that share their steps, to be entered one by one."""
-        slots = self.config.max_positions + self.config.num_action_tokens + 1
-        return Batch(self.guided(None), num_sequences, slots)
-
-    def enter(
-        self,
-        batch: Batch,
-        frames: Clip | Prompt,
-        *,
-        context_actions: Any = None,
-        sampling: SamplingOptions | None = None,
-        seed: int = 0,
-    ) -> Stream:
-        """Return a stream of a batch that goes on from a clip, which the batch's steps read.
-
-        Arguments are those of `start`; `write_frames` has it write. ValueError for a full batch.
-        """
-        (prompt,) = self._read_prompts([(frames, None, context_actions)])
-        tokens, grids = self.prompt(prompt.frames, prompt.context_actions)
-        max_slots, keep_frames = self.window(len(grids))
-        given = {"max_slots": max_slots, "keep_frames": keep_frames}
-        stream = batch.admit(self.config.frame, self.sampling(sampling), seed, **given)
-        stream.read(tokens[0], len(grids))
-        return stream
 
     def _windows(self, context_frames: list[int]) -> tuple[list[int], int | None]:
         windows = [self.window(count) for count in context_frames]

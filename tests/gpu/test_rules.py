@@ -17,7 +17,7 @@ from diagd.decoding.engine import Batch, Stream
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import sample
 from diagd.decoding.visibility import Seen
-from diagd.models.attention import Reading
+from diagd.models.attention import StaticKVCache
 from diagd.models.transformer import Transformer
 from tests.decoding.cases import Case
 from tests.gpu.test_tokens import (
@@ -230,15 +230,15 @@ def a_baked_number(monkeypatch):
 def a_rebound_buffer(monkeypatch):
     """Keys move to new memory with every step: the same in eager steps."""
 
-    put, old = Reading.put, []
+    put, old = StaticKVCache.put, []
 
     def planted(self, layer, *arguments):
-        keys = self.cache.keys
+        keys = self.keys
         old.append(keys[layer])
         keys[layer] = keys[layer].clone()
         return put(self, layer, *arguments)
 
-    monkeypatch.setattr(Reading, "put", planted)
+    monkeypatch.setattr(StaticKVCache, "put", planted)
 
 
 def tokens_that_are_replaced(monkeypatch):

@@ -44,7 +44,15 @@ from diagd.web.play.messages import MAX_MESSAGE_BYTES, pack, parse
 from diagd.web.play.options import PlayOptions, WorldFlags
 from diagd.web.play.player import MAX_UPLOAD_BYTES, Player, to_jpeg, to_mp4
 from diagd.web.play.scheduler import TRY_LATER, WRONG, Scheduler
-from diagd.web.play.session import Controls, Session, SessionLog, load_log, name_of, save_log
+from diagd.web.play.session import (
+    Controls,
+    Session,
+    SessionLog,
+    load_log,
+    memory_of,
+    name_of,
+    save_log,
+)
 from diagd.web.play.welcome import opening
 
 logger = logging.getLogger("diagd.play")
@@ -121,7 +129,7 @@ def shared_batch(
     if count < 2 or isinstance(world.model, WebGPUModel):
         return None
     assert world.vocabulary is not None
-    batch, action = world.make_batch(count), world.vocabulary.names[0]
+    batch, action = memory_of(world, count), world.vocabulary.names[0]
     log = SessionLog(scene.frames, scene.actions, 0)
     sessions = [Session(world, log, batch) for _ in range(count)]
     alone = sessions[0]
@@ -142,7 +150,7 @@ def shared_batch(
     share = min(together) / (count * min(apart))
     logger.info("a frame of %d players takes %.2f of the time of %d frames", count, share, count)
     del sessions, alone
-    return world.make_batch(max_sessions) if share < SHARED_SHARE else None
+    return memory_of(world, max_sessions) if share < SHARED_SHARE else None
 
 
 class PlayServer(uvicorn.Server):

