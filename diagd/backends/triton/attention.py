@@ -2,7 +2,7 @@
 
 A step has few lanes and thousands of keys, so each key head's slots are cut into parts, a program
 each: it applies the rule of visibility to the positions and steps that it holds anyway
-(`diagd.decoding.visibility.visible_slots`), and keeps a running softmax. A second kernel joins the
+(`diagd.decoding.visibility.visible`), and keeps a running softmax. A second kernel joins the
 parts in float32, always in the same order, so a step repeats bit for bit. The query heads that
 share a key head are rows of one program: keys are read once for all of them.
 
