@@ -2,15 +2,15 @@ import pytest
 import torch
 
 from diagd.backends.native.model import NativeModel
-from diagd.models.attention import Reading, rows_at
+from diagd.models.attention import Lanes, rows_at
 from tests.models.tiny import tiny_model
 
 
 def put(cache, layer: int, slots: torch.Tensor, first: int, num_slots: int, *states: torch.Tensor):
     """Store a layer's keys and values at slots; return what may be read of so many."""
     rows = rows_at(cache.keys[0], slots, first)
-    reading = Reading(cache, slots, rows, first, num_slots)
-    return reading.put(layer, None, torch.empty(len(slots), 0), *states)[1:]
+    lanes = Lanes(slots=slots, rows=rows, first=first, num_slots=num_slots)
+    return cache.put(layer, lanes, None, torch.empty(len(slots), 0), *states)[1:]
 
 
 def test_written_slots_are_read_back_and_the_others_stay_zero():
