@@ -46,7 +46,7 @@ from diagd.decoding.schedule import SCRATCH, DiagonalSchedule, FrameFormat, make
 from diagd.families.checkpoints import model_path
 from diagd.files import write_bytes, write_json, write_text
 from diagd.models.attention import split_heads
-from diagd.models.rotary import rotate
+from diagd.models.rotary import grid_coordinates, rotate
 from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import model_scenes
@@ -206,7 +206,8 @@ class StepGraph(nn.Module):
     def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor, *cache: Tensor) -> Any:
         """Run tokens (1, L) at positions (L,), which see slots and lanes by masks (2, L, M + L)."""
         x, fresh, num_slots = self.stack.embed_tokens(tokens), list[Tensor](), cache[0].shape[2]
-        cos, sin = self.stack.rotary(positions, x.dtype)
+        coordinates = grid_coordinates(self.stack.rotary.config, positions)
+        cos, sin = self.stack.rotary(positions, coordinates, x.dtype)
         for index, (block, old_keys, old_values) in enumerate(
             zip(self.stack.layers, cache[::2], cache[1::2], strict=True)
         ):

@@ -322,7 +322,7 @@ class AdaptiveFrame:
         at, inputs = positions - stream.num_used, sources - stream.num_used
         written = torch.where(outputs == SCRATCH, SCRATCH, outputs - stream.num_used)
         fields = Lanes(at, at, inputs, written, steps, frames, rows, columns)
-        placed = stream.place(torch.stack(fields)).to(stream.tokens.device)
+        placed = stream.place(torch.stack(fields[:8])).to(stream.tokens.device)
         slots = Lanes.of(placed).slots[0]
         stream.feed_at(slots[(positions == sources).to(slots.device)], stream.num_steps)
         return placed

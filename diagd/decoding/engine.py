@@ -42,9 +42,12 @@ BLOCK = 64  # cache slots are read in whole blocks, so that few numbers of them 
 
 
 class Lanes(NamedTuple):
-    """The lanes of one forward pass: each field (S', L) int64, all of them a tensor (8, S', L)."""
+    """The lanes of one forward pass: each field (S', L) int64, all of them a tensor (8, S', L).
 
-    positions: Tensor  # where the lane stands: what it may see, and what RoPE sees
+    A model on a grid (`CausalModel.coordinates`) has three more.
+    """
+
+    positions: Tensor  # where the lane stands: what it may see
     slots: Tensor  # where its keys and values are written; scratch for padding
     inputs: Tensor  # the slot whose token id is fed: `slots`, or a stand-in's source
     outputs: Tensor  # the slot that its prediction is written to, or scratch
@@ -52,11 +55,12 @@ class Lanes(NamedTuple):
     frames: Tensor  # frame, row and column of the token it writes (0 where it writes none)
     rows: Tensor
     columns: Tensor
+    coordinates: Tensor | None = None  # (3, S', L), what rotary positions turn by, unless positions
 
     @classmethod
     def of(cls, packed: Tensor) -> "Lanes":
-        """Name the rows of (8, ...): views, so what is written to them is written to `packed`."""
-        return cls(*packed.unbind())
+        """Name the rows of (8 or 11, ...): views, so what is written to them is in `packed`."""
+        return cls(*packed[:8].unbind(), coordinates=packed[8:] if len(packed) > 8 else None)
 
 
 def run_step(model: CausalModel, step: Step, lanes: Tensor, num_slots: int, first: int = 0) -> None:
@@ -68,8 +72,13 @@ def run_step(model: CausalModel, step: Step, lanes: Tensor, num_slots: int, firs
     tokens = memory.tokens[own]
     # UNDRAWN is no id: it is found in `Stream.take_frame`
     fed = tokens.gather(1, lane.inputs).clamp_(min=0)
-    logits = model.forward(fed, lane.positions, lane.slots, seen, memory.cache, 0, first)
+    given = fed, lane.positions, lane.slots, seen, memory.cache, 0, first
+    logits = model.forward(*given, **_told(lane.coordinates))
     tokens.scatter_(1, lane.outputs, _draw(model, step, lane, logits, first))
+
+
+def _told(coordinates: Tensor | None) -> dict[str, Tensor]:
+    return {} if coordinates is None else {"coordinates": coordinates}
 
 
 def _draw(model: CausalModel, step: Step, lane: Lanes, logits: Tensor, first: int) -> Tensor:
@@ -103,7 +112,7 @@ def steered(logits: Tensor, scales: tuple[float, ...]) -> Tensor:
 class NextStep(NamedTuple):
     """What a strategy asks for: the lanes of one step of its stream's sequences."""
 
-    lanes: Tensor  # (8, sequences, L) int64, padding at the end
+    lanes: Tensor  # (8 or 11, sequences, L) int64, padding at the end
     num_fed: int  # of them that are no padding, of a sequence
     end: int  # one past the last position that they may see
     num_whole: int  # frames of the layout that are whole before it runs
@@ -153,7 +162,8 @@ class Batch:
         self._busy: list[Stream] = []  # those that read or write
         self.num_steps = 0
         self._run: StepFunction | None = None
-        self._blank = torch.zeros(8, 1, 1, dtype=torch.int64, device=self.buffers.tokens.device)
+        blank = torch.zeros(8, 1, 1, dtype=torch.int64, device=self.buffers.tokens.device)
+        self._blank = self.with_coordinates(blank)
         lane = Lanes.of(self._blank)
         for field in (lane.slots, lane.inputs, lane.outputs):
             field.fill_(self.scratch)
@@ -224,6 +234,11 @@ class Batch:
     def _follow_free_cores(self) -> None:
         if not self.model.replays:  # which is compiled for a number of threads, or on a GPU
             follow_free_cores()
+
+    def with_coordinates(self, lanes: Tensor) -> Tensor:
+        """Add to lanes (8, S', L) what the model's rotary positions turn by, if it is on a grid."""
+        coordinates = self.model.coordinates(Lanes.of(lanes).positions)
+        return lanes if coordinates is None else torch.cat([lanes, coordinates])
 
     def _side_by_side(self, first: int, asking: Sequence[tuple["Stream", NextStep]]) -> Tensor:
         """Pad the lanes of steps to one width, those of idle sequences between them as well."""
@@ -298,7 +313,9 @@ class Batch:
             state = memory.held[own, :reach], memory.fed_at[own, :reach]
             seen = Seen(positions, positions, *state, self.rule)
             fed = memory.tokens[own].gather(1, slots)
-            self.model.forward(fed, positions, slots, seen, memory.cache, 1, own.start)
+            coordinates = self.model.coordinates(positions)
+            given = fed, positions, slots, seen, memory.cache, 1, own.start
+            self.model.forward(*given, **_told(coordinates))
             for stream in run:
                 stream.num_read += width
                 stream.num_unread = max(0, stream.num_unread - width)
@@ -523,7 +540,7 @@ class Stream:
     def place(self, lanes: Tensor) -> Tensor:
         """Put lanes (8, n), counted from the start of a layout, behind the slots in use.
 
-        Returns (8, sequences, n).
+        Returns (8, sequences, n), or (11, sequences, n) with coordinates.
         """
         lanes = lanes[:, None].repeat(1, self.num_sequences, 1)
         lane, slots = Lanes.of(lanes), lanes[1:4]  # where they are written, and read
@@ -534,7 +551,7 @@ class Stream:
             by = self.by.cpu()
             lane.positions.add_(by)
             slots.copy_(torch.where(slots == self.batch.scratch, slots, slots + by))
-        return lanes
+        return self.batch.with_coordinates(lanes)
 
     def begin(self, steps: Iterator[NextStep | None]) -> None:
         """Have the batch run steps; None lets a prompt be read, or whole frames be taken, first."""

@@ -18,7 +18,7 @@ from diagd.decoding.visibility import NEVER, Rule, Seen, raster_rule
 
 class StepFunction(Protocol):
     def __call__(self, lanes: Tensor, num_slots: int, first: int = 0, /) -> None:
-        """Run lanes (8, S', L) int64 of the sequences from `first` on, over so many cache slots."""
+        """Run lanes (see `Lanes`) of the sequences from `first` on, over so many cache slots."""
 
 
 @dataclass(eq=False)
@@ -129,6 +129,13 @@ class CausalModel(Protocol):
         """Return the prompts of the sequences of a batch row: its own (P,), and of each scale."""
         return [prompt]
 
+    def coordinates(self, positions: Tensor) -> Tensor | None:
+        """Return what positions (...) turn by, (3, ...) int64: frame, row and column.
+
+        None: by the positions themselves. It is asked once, where lanes are laid out.
+        """
+        return None
+
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
         """Allocate keys and values of sequences of `num_slots` slots, the last of them scratch.
 
@@ -165,6 +172,7 @@ class CausalModel(Protocol):
         cache: Any,
         logits_to_keep: int = 0,
         first: int = 0,
+        coordinates: Tensor | None = None,
     ) -> Tensor:
         """Feed lanes: write their keys and values, then attend.
 
@@ -178,6 +186,8 @@ class CausalModel(Protocol):
                 nothing; a lane that sees none has any finite logits.
             cache: from `make_cache`, changed in place.
             logits_to_keep: 0 for all lanes, else only the last so many.
+            coordinates: (3, S', L) int64, told to models that have some; None: their own ones of
+                these positions.
 
         Returns:
             (S', L, vocab_size) logits.
@@ -219,6 +229,9 @@ class ModelWrapper(CausalModel, Generic[Behind]):
 
     def prompts_of(self, prompt: Tensor, row: int, batch_size: int) -> list[Tensor]:
         return self.model.prompts_of(prompt, row, batch_size)
+
+    def coordinates(self, positions: Tensor) -> Tensor | None:
+        return self.model.coordinates(positions)
 
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
         return self.model.make_cache(batch_size, num_slots, context)

@@ -79,8 +79,7 @@ class ModelConfig:
         rule = f"num_seam_tokens must be at most num_action_tokens={self.num_action_tokens}"
         _refuse(seam > self.num_action_tokens, rule, seam)
         _refuse(seam and rows % 2, "num_seam_tokens need an even grid_height", rows)
-        on_grid = position in ("rope2d", "rope3d") or self.position_table
-        _refuse(seam and on_grid, "num_seam_tokens need positions in one dimension", position)
+        _refuse(seam and self.on_grid, "num_seam_tokens need positions in one dimension", position)
         rule = f"prefix_length must be below max_positions={self.max_positions}"
         _refuse(prefix >= self.max_positions, rule, prefix)
         _refuse(is_odd and position == "rope", "position='rope' needs an even head_dim", head_dim)
@@ -124,6 +123,11 @@ class ModelConfig:
         """Frames that fit into the context, with the actions between them."""
         slots = self.max_positions + self.num_leading - self.prefix_length
         return slots // (self.tokens_per_frame + self.num_action_tokens)
+
+    @property
+    def on_grid(self) -> bool:
+        """Whether positions stand for frames, rows and columns."""
+        return self.position in ("rope2d", "rope3d") or self.position_table
 
     @property
     def is_llama(self) -> bool:

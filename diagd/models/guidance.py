@@ -106,6 +106,9 @@ class VectorPrompt(ModelWrapper[CausalModel]):
         table[self.ids, : self.vectors.shape[1]] = self.vectors.to(table)
         return self.model.make_cache(batch_size, num_slots, context)
 
+    def coordinates(self, positions: Tensor) -> Tensor | None:
+        return self.model.coordinates(positions + self.num_free)
+
     def forward(
         self, tokens: Tensor, positions: Tensor, slots: Tensor, seen: Seen, *rest: Any, **named: Any
     ) -> Tensor:

@@ -22,6 +22,7 @@ from diagd.models.attention import (
     write_rows,
 )
 from diagd.models.config import ModelConfig
+from diagd.models.rotary import grid_coordinates
 from diagd.models.transformer import Transformer
 
 _MASKED_ATTENTION = ("eager", "sdpa")  # the implementations that honour a 4-D mask
@@ -202,6 +203,7 @@ class HuggingFaceModel(CausalModel):
         cache: Cache,
         logits_to_keep: int | Tensor = 0,
         first: int = 0,
+        coordinates: Tensor | None = None,
     ) -> Tensor:
         slots, visible, rows = slots.expand(tokens.shape), seen.mask(), dict[Any, Tensor]()
         layer: Any
@@ -308,7 +310,8 @@ class _GivenRotary(nn.Module):
         self.rotary = rotary
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self.rotary(position_ids, x.dtype)
+        coordinates = grid_coordinates(self.rotary.config, position_ids)
+        cos, sin = self.rotary(position_ids, coordinates, x.dtype)
         return torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
 
 

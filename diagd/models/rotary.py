@@ -4,38 +4,35 @@ In 2-D, keys and queries of what stands in no row (prefix and actions) are zero,
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from diagd.models.config import ModelConfig
-from diagd.system import check_memory
 
 _YARN_BETAS = 1, 4  # slow and fast, the values of the released Cosmos configs
 
 
-def grid_coordinates(config: ModelConfig, positions: Tensor) -> Tensor:
-    """Return (..., 3) int64 (frame, row, column) of positions (...); (0, 0, 0) of the prefix.
+def grid_coordinates(config: ModelConfig, positions: Tensor) -> Tensor | None:
+    """Return (3, ...) int64 frame, row, column of positions (...); None for a model on no grid.
 
-    Action tokens are at row -1 of the frame they precede, their index being the column. In 2-D the
-    first frame has actions, too, which are at (-1, -1, -1) as the prefix is.
+    Action tokens are at row -1 of the frame they precede, their index being the column; the prefix
+    is at (0, 0, 0). In 2-D the first frame has actions, too, at (-1, -1, -1) as the prefix is.
     """
+    if not config.on_grid:
+        return None
     actions, width = config.num_action_tokens, config.grid_width
-    first, is_2d = first_grid_token(config), config.position == "rope2d"
+    is_2d = config.position == "rope2d"
+    first = config.prefix_length + (actions if is_2d else 0)
     q = positions + actions - first  # as if the first frame had actions in any case
     frame, rest = q // (actions + config.tokens_per_frame), q % (actions + config.tokens_per_frame)
     cell = rest - actions
     is_action = cell < 0
     row = torch.where(is_action, -1, cell // width)
     column = torch.where(is_action, rest, cell % width)
-    coordinates = torch.stack([frame, row, column], dim=-1)
-    return torch.where((positions < first)[..., None], -int(is_2d), coordinates)
-
-
-def first_grid_token(config: ModelConfig) -> int:
-    actions = config.num_action_tokens if config.position == "rope2d" else 0
-    return config.prefix_length + actions
+    coordinates = torch.stack([frame, row, column])
+    return torch.where(positions < first, -int(is_2d), coordinates)
 
 
 def rotary_frequencies(config: ModelConfig, size: int, original_extent: int) -> Tensor:
@@ -56,15 +53,31 @@ def rotary_frequencies_3d(config: ModelConfig) -> tuple[Tensor, Tensor]:
     return time, rotary_frequencies(config, space_dim, config.yarn_height)
 
 
-class Rotary(nn.Module):
-    """Cosines and sines of positions, as exact after days of a stream as at its start."""
+class Waves(nn.Module):
+    """How fast waves turn, and by what."""
 
-    frequencies: Tensor  # (head_dim / 2,) float64, radians a pair turns for each coordinate
-    axes: Tensor  # (head_dim / 2,) int64, which coordinate: the position, or frame, row or column
+    frequencies: Tensor  # (n,) float64, radians for each coordinate
+    axes: Tensor  # (n,) int64, which coordinate: the position, or frame, row or column
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        super().__init__()
+        axes = [torch.full((len(part),), axis, device="cpu") for axis, part in enumerate(parts)]
+        # buffers, so that whoever shards a model over devices finds them as well
+        self.register_buffer("frequencies", torch.cat(list(parts)).double(), persistent=False)
+        self.register_buffer("axes", torch.cat(axes), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Waves":
+        """Follow the model to its device, but not to its dtype."""
+        device = fn(self.axes).device
+        for name, buffer in self.named_buffers():
+            setattr(self, name, buffer.to(device))
+        return self
+
+
+class Rotary(Waves):
+    """Cosines and sines of coordinates, as exact after days of a stream as at its start."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
         parts = (rotary_frequencies(config, config.head_dim, 1),)
         if config.position == "rope3d":
             time, space = rotary_frequencies_3d(config)
@@ -72,22 +85,19 @@ class Rotary(nn.Module):
         elif config.position == "rope2d":
             space = rotary_frequencies(config, config.head_dim // 2, 1)
             parts = torch.empty(0, device="cpu"), space, space
-        axes = [torch.full((len(part),), axis, device="cpu") for axis, part in enumerate(parts)]
-        # buffers, so that whoever shards a model over devices finds them as well
-        self.register_buffer("frequencies", torch.cat(parts).double(), persistent=False)
-        self.register_buffer("axes", torch.cat(axes), persistent=False)
+        super().__init__(parts)
+        self.config = config
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
-        """Follow the model to its device, but not to its dtype."""
-        device = fn(self.axes).device
-        self.axes, self.frequencies = self.axes.to(device), self.frequencies.to(device)
-        return self
+    def forward(
+        self, positions: Tensor, coordinates: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines, (..., head_dim / 2) each, of coordinates (3, ...) int64.
 
-    def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines of positions (...), each (..., head_dim / 2)."""
-        coordinates = positions[..., None]
-        if self.config.position in ("rope2d", "rope3d"):
-            coordinates = grid_coordinates(self.config, positions)
+        In 1-D, those of positions (...) int64.
+        """
+        if coordinates is None or self.config.position == "rope":
+            coordinates = positions[None]
+        coordinates = coordinates.movedim(0, -1)
         # within max_positions float32 products, as in training; what whole multiples add in float64
         length = self.config.max_positions
         times = torch.div(coordinates, length, rounding_mode="trunc")
@@ -107,29 +117,22 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-class PositionTable(nn.Module):
+class PositionTable(Waves):
     """Sines and cosines of frame, row and column, added to the stream (Cosmos V2W), in bfloat16."""
 
-    table: Tensor
+    order: Tensor  # (hidden_size,) int64: sines, then cosines of a coordinate, then the next one's
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        check_memory(
-            18 * config.hidden_size * config.max_positions,  # waves in float64, and the rest
-            f"the position table of max_positions={config.max_positions}",
-        )
         space_dim = config.hidden_size // 6 * 2
-        sizes = config.hidden_size - 2 * space_dim, space_dim, space_dim
-        positions = torch.arange(config.max_positions, device="cpu")
-        coordinates = grid_coordinates(config, positions).double().unbind(-1)
-        waves = []
-        for places, size in zip(coordinates, sizes, strict=True):
-            exponents = torch.arange(size // 2, device="cpu").double() / (size / 2)
-            angles = torch.outer(places, 10000.0**-exponents)
-            waves += [angles.sin(), angles.cos()]
-        table = torch.cat(waves, dim=-1).bfloat16()
-        table[: config.prefix_length] = 0
-        self.register_buffer("table", table, persistent=False)
+        counts = config.hidden_size // 2 - space_dim, space_dim // 2, space_dim // 2
+        each = (torch.arange(count, device="cpu").double() / count for count in counts)
+        super().__init__([10000.0**-exponents for exponents in each])
+        self.prefix_length, pairs = config.prefix_length, torch.arange(len(self.axes), device="cpu")
+        both = [torch.cat([part, part + len(pairs)]) for part in pairs.split(counts)]
+        self.register_buffer("order", torch.cat(both), persistent=False)
 
-    def forward(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        return self.table[positions].to(dtype)
+    def forward(self, positions: Tensor, coordinates: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return (..., hidden_size) of positions (...) at coordinates (3, ...), both int64."""
+        angles = coordinates.movedim(0, -1)[..., self.axes] * self.frequencies
+        rows = torch.cat([angles.sin(), angles.cos()], dim=-1)[..., self.order].bfloat16().to(dtype)
+        return rows.masked_fill((positions < self.prefix_length)[..., None], 0)

@@ -29,7 +29,7 @@ from diagd.models.attention import (
     rows_at,
 )
 from diagd.models.config import ModelConfig
-from diagd.models.rotary import PositionTable, Rotary
+from diagd.models.rotary import PositionTable, Rotary, grid_coordinates
 
 Attends = tuple[Attend, Attend]  # in layers that see everything, and in those that slide
 
@@ -146,6 +146,9 @@ class Transformer(
     def dtype(self) -> torch.dtype:
         return self.model.embed_tokens.weight.dtype
 
+    def coordinates(self, positions: Tensor) -> Tensor | None:
+        return grid_coordinates(self.config, positions)
+
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
     ) -> StaticKVCache:
@@ -165,6 +168,7 @@ class Transformer(
         cache: StaticKVCache | None = None,
         logits_to_keep: int | Tensor = 0,
         first: int = 0,
+        coordinates: Tensor | None = None,
         text: Text | None = None,
         attends: Attends | None = None,
         store: Store | None = None,
@@ -194,8 +198,10 @@ class Transformer(
         if stack.embed_positions is not None:
             hidden = hidden + stack.embed_positions(positions)
         dtype, table = hidden.dtype, stack.position_table
-        rotary = None if stack.rotary is None else stack.rotary(positions, dtype)
-        added = None if table is None else table(positions, dtype)
+        if coordinates is None:
+            coordinates = self.coordinates(positions)
+        rotary = None if stack.rotary is None else stack.rotary(positions, coordinates, dtype)
+        added = None if table is None else table(positions, coordinates, dtype)
         whole, near = attends
         for index, layer in enumerate(stack.layers):
             hidden = hidden if added is None else hidden + added
@@ -258,9 +264,8 @@ class Transformer(
 
 def shape_of(config: ModelConfig, device: torch.device) -> ModelShape:
     rotated = config.position != "learned" and not config.position_table
-    on_grid = config.position in ("rope2d", "rope3d") or config.position_table
     ids = config.vocab_size, config.vocab_size + config.extra_embeddings
-    return ModelShape(*ids, config.max_positions, device, rotated, on_grid)
+    return ModelShape(*ids, config.max_positions, device, rotated, config.on_grid)
 
 
 def num_parameters(config: ModelConfig) -> int:

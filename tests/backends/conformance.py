@@ -196,6 +196,30 @@ def a_lane_does_not_care_who_shares_its_step(backend: UnderTest) -> None:
 
 
 @torch.no_grad()
+def lanes_turn_by_the_coordinates_that_they_are_told(backend: UnderTest) -> None:
+    """As of a second grid in an image, or of the text of M-RoPE: they say nothing of order."""
+    count, places = backend.sequences, torch.arange(12)
+    told = torch.randint(-1, 9, (3, 2, 12), generator=torch.Generator().manual_seed(0))[:, :count]
+    for kind in backend.kinds:
+        plain, model = tiny_model(**KINDS[kind]), backend.model(kind)
+        if (own := model.coordinates(places)) is None:
+            continue
+
+        def fed(model: CausalModel, coordinates: Tensor | None) -> Tensor:
+            at = places.to(model.device)
+            given = TOKENS[:count, :12].to(model.device), at, at, Seen(at, at, at, at)
+            cache = model.make_cache(count, NUM_SLOTS)
+            told = None if coordinates is None else coordinates.to(model.device)
+            return model.forward(*given, cache, 0, 0, told)
+
+        expected = fed(plain, told)
+        assert (expected - fed(plain, None)).abs().max() > 0.01, kind
+        backend.assert_close(fed(model, told), expected, kind)
+        each = own.cpu()[:, None].expand(-1, count, -1)
+        backend.assert_same(fed(model, each), fed(model, None))
+
+
+@torch.no_grad()
 def only_the_distance_between_positions_counts(backend: UnderTest) -> None:
     """Where it says so: a stream may have run for a year."""
     for kind in backend.kinds:
@@ -555,6 +579,7 @@ CHECKS = (
     a_step_writes_its_slots_and_sees_what_the_mask_says,
     what_hidden_slots_hold_changes_nothing,
     a_lane_does_not_care_who_shares_its_step,
+    lanes_turn_by_the_coordinates_that_they_are_told,
     only_the_distance_between_positions_counts,
     only_the_last_logits_are_kept_when_asked,
     it_draws_what_the_sampler_draws,

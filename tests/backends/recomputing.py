@@ -28,6 +28,7 @@ class Recomputing(ModelWrapper[Transformer]):
             SimpleNamespace(
                 tokens=torch.zeros(1, 0, dtype=torch.int64),
                 positions=torch.zeros(0, dtype=torch.int64),
+                coordinates=torch.zeros(3, 0, dtype=torch.int64),
                 visible=torch.zeros(0, 0, dtype=torch.bool),
                 lane_in=torch.full((num_slots,), -1),
             )
@@ -46,13 +47,16 @@ class Recomputing(ModelWrapper[Transformer]):
         cache: list[SimpleNamespace],
         logits_to_keep: int = 0,
         first: int = 0,
+        coordinates: Tensor | None = None,
     ) -> Tensor:
         count, lanes = tokens.shape
         positions, slots = positions.expand(count, lanes), slots.expand(count, lanes)
         mask = seen.mask().expand(count, -1, -1)
+        turned = self.coordinates(positions) if coordinates is None else coordinates
+        each = [None] * count if turned is None else turned.unbind(1)
         logits = [
             self._forward(*given, cache[first + row])
-            for row, given in enumerate(zip(tokens, positions, slots, mask, strict=True))
+            for row, given in enumerate(zip(tokens, positions, slots, mask, each, strict=True))
         ]
         return torch.cat(logits)[:, -min(logits_to_keep or lanes, lanes) :]
 
@@ -62,6 +66,7 @@ class Recomputing(ModelWrapper[Transformer]):
         positions: Tensor,
         slots: Tensor,
         visible: Tensor,
+        coordinates: Tensor | None,
         cache: SimpleNamespace,
     ) -> Tensor:
         fed, lanes = cache.tokens.shape[1], len(tokens)
@@ -73,5 +78,9 @@ class Recomputing(ModelWrapper[Transformer]):
         cache.positions = torch.cat([cache.positions, positions])
         cache.visible = F.pad(cache.visible, (0, lanes, 0, lanes))
         cache.visible[fed + lane, seen] = True
-        logits = self.model.logits(cache.tokens, positions=cache.positions, visible=cache.visible)
-        return logits[:, -lanes:]
+        if coordinates is not None:
+            cache.coordinates = torch.cat([cache.coordinates, coordinates], 1)
+        told = None if coordinates is None else cache.coordinates
+        seen = Seen.of_mask(cache.visible, cache.positions, cache.positions)
+        given = cache.tokens, cache.positions
+        return self.model(*given, seen=seen, coordinates=told, logits_to_keep=lanes)

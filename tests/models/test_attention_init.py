@@ -18,11 +18,13 @@ def config_of(**changes):
 def test_every_aimed_head_looks_at_its_place_and_nowhere_else():
     config = config_of()
     model = aim_heads(Transformer.random(config))
-    coordinates = grid_coordinates(config, torch.arange(config.max_positions)).tolist()
-    places = {tuple(place): position for position, place in enumerate(coordinates)}
+    positions = torch.arange(config.max_positions)
+    coordinates = grid_coordinates(config, positions)
+    assert coordinates is not None
+    places = {tuple(place): position for position, place in enumerate(coordinates.T.tolist())}
     here = places[2, 2, 2]
     assert model.model.rotary is not None
-    rotary = model.model.rotary(torch.arange(config.max_positions), torch.float32)
+    rotary = model.model.rotary(positions, coordinates, torch.float32)
     for layer, offsets in zip(model.model.blocks, OFFSETS, strict=False):
         biases = layer.self_attn.q_proj.bias, layer.self_attn.k_proj.bias
         shape = (5, config.max_positions, 24)

@@ -24,17 +24,29 @@ def coordinates_by_counting(height, width, num_action_tokens, prefix_length, len
 @pytest.mark.parametrize(("num_action_tokens", "prefix_length"), [(0, 0), (2, 0), (0, 1), (7, 3)])
 def test_grid_coordinates_count_frames_actions_rows_and_columns(num_action_tokens, prefix_length):
     config = ModelConfig(
-        **tiny_fields(num_action_tokens=num_action_tokens, prefix_length=prefix_length)
+        **tiny_fields(
+            position="rope3d", num_action_tokens=num_action_tokens, prefix_length=prefix_length
+        )
     )
     expected = coordinates_by_counting(3, 5, num_action_tokens, prefix_length, 64)
-    assert grid_coordinates(config, torch.arange(64)).tolist() == [list(row) for row in expected]
+    found = grid_coordinates(config, torch.arange(64))
+    assert found is not None
+    assert found.T.tolist() == [list(row) for row in expected]
+
+
+def test_plain_positions_have_no_coordinates():
+    assert grid_coordinates(ModelConfig(**tiny_fields()), torch.arange(3)) is None
+
+
+def turns_of(rotary, positions, dtype=torch.float32):
+    return rotary(positions, grid_coordinates(rotary.config, positions), dtype)
 
 
 def test_3d_rotary_follows_the_formula():
     config = ModelConfig(
         **tiny_fields(position="rope3d", head_dim=20, rope_theta=500.0, prefix_length=1)
     )
-    cos, sin = Rotary(config)(torch.arange(64), torch.float32)
+    cos, sin = turns_of(Rotary(config), torch.arange(64))
     space_dim, time_dim = 6, 8  # 20 // 6 * 2, and the rest
     for position, (t, i, j) in enumerate(coordinates_by_counting(3, 5, 2, 1, 64)):
         angles = [t * 500.0 ** (-2 * n / time_dim) for n in range(time_dim // 2)]
@@ -68,7 +80,7 @@ def test_rotary_is_as_exact_after_a_month_as_at_the_start(position):
     rotary = Rotary(ModelConfig(**tiny_fields(position=position, prefix_length=0)))
     positions, later = torch.arange(2, 20), 17 * 10**9  # whole frames of 15 + 2
     (cos, sin), (cos_later, sin_later) = (
-        rotary(positions + start, torch.float64) for start in (0, later)
+        turns_of(rotary, positions + start, torch.float64) for start in (0, later)
     )
     first = cos * cos[:1] + sin * sin[:1]  # of the distance to the first
     again = cos_later * cos_later[:1] + sin_later * sin_later[:1]
@@ -82,7 +94,7 @@ def test_rotation_depends_on_the_distance_only():
     def score(query_at, key_at):
         positions = torch.tensor([query_at]), torch.tensor([key_at])
         turned = [
-            rotate(x, *table(p, x.dtype)) for x, p in zip((query, key), positions, strict=True)
+            rotate(x, *turns_of(table, p)) for x, p in zip((query, key), positions, strict=True)
         ]
         return float((turned[0] * turned[1]).sum())
 

@@ -151,20 +151,30 @@ def check_memory_of(buffers: Buffers) -> None:
     )
 
 
-def check_lanes(lanes: Tensor, first: int, num_sequences: int) -> tuple[int, int]:
-    """Return S' and L, or raise ValueError unless these are lanes (8, S', L) in memory."""
+def coordinate_fields(coordinates: Tensor | None, shape: Sequence[int]) -> dict[str, Tensor]:
+    """Return the field of a step record that says what lanes turn by, or raise ValueError."""
+    if coordinates is None:
+        return {}
+    _check_int64(coordinates=coordinates)
+    expected = 3, *shape
+    _check_shapes(coordinates.shape == expected, f"coordinates must be {expected}", coordinates)
+    return {"coordinates": coordinates.permute(1, 2, 0).contiguous()}
+
+
+def check_lanes(lanes: Tensor, first: int, num_sequences: int, num_fields: int) -> tuple[int, int]:
+    """Return S' and L, or raise ValueError unless these are lanes of so many fields in memory."""
     _check_int64(lanes=lanes)
     shape = lanes.shape
     count, width = shape[1:] if len(shape) == 3 else (0, 0)
     if not (
         0 < count * width <= MAX_ROWS
-        and shape[0] == 8
+        and shape[0] == num_fields
         and (width == 1 or lanes.stride(2) == 1)
         and 0 <= first <= num_sequences - count
     ):
         raise ValueError(
-            f"lanes must be (8, S, L), fields in one piece, with S * L from 1 to {MAX_ROWS}, of "
-            f"{num_sequences} sequences from {first} on, got {tuple(shape)}"
+            f"lanes must be ({num_fields}, S, L), fields in one piece, S * L from 1 to {MAX_ROWS}, "
+            f"of {num_sequences} sequences from {first} on, got {tuple(shape)}"
         )
     return count, width
 

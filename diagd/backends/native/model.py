@@ -27,6 +27,7 @@ from diagd.backends.native.boundary import (
     check_records,
     check_step,
     check_step_end,
+    coordinate_fields,
     rules_of,
     seen_fields,
 )
@@ -37,6 +38,7 @@ from diagd.decoding.model import CausalModel, Drawing, ModelShape, Step, StepFun
 from diagd.decoding.sampling import Draw
 from diagd.decoding.visibility import Seen
 from diagd.models.attention import check_cache_fits, check_sizes
+from diagd.models.rotary import grid_coordinates
 from diagd.models.transformer import Transformer, shape_of
 from diagd.system import usable_cores
 
@@ -110,6 +112,9 @@ class NativeModel(CausalModel):
     def num_threads(self) -> int:
         return min(torch.get_num_threads(), self.max_threads)
 
+    def coordinates(self, positions: Tensor) -> Tensor | None:
+        return grid_coordinates(self.config, positions)
+
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
     ) -> NativeCache:
@@ -125,6 +130,7 @@ class NativeModel(CausalModel):
         cache: NativeCache,
         logits_to_keep: int = 0,
         first: int = 0,
+        coordinates: Tensor | None = None,
     ) -> Tensor:
         """Feed lanes in one call of the kernels; the logits are float32 rows of a wider buffer.
 
@@ -132,6 +138,7 @@ class NativeModel(CausalModel):
         """
         tokens, at, slots = check_step(tokens, positions, slots, seen)
         (sequences, lanes), told = tokens.shape, seen_fields(seen, tokens.shape)
+        coordinates = self.coordinates(at) if coordinates is None else coordinates
         self._check_cache(cache, first, sequences)
         self._laid_out.check_room(sequences, lanes, cache.num_slots, self.num_threads)
         if told["visible_slots"] > cache.num_slots or logits_to_keep < 0:
@@ -154,6 +161,7 @@ class NativeModel(CausalModel):
             seconds=self.seconds,
             **cache.fields,
             **told,
+            **coordinate_fields(coordinates, tokens.shape),
         )
         check_step_end(self._decode(ctypes.byref(self._laid_out.record), ctypes.byref(step)), step)
         return logits[..., : self.vocab_size]
@@ -211,11 +219,12 @@ class NativeModel(CausalModel):
             seeds=buffers.seeds,
             drawings=(DrawingRecord * len(drawings))(*drawings),
         )
+        num_fields = 11 if self.config.on_grid else 8
         records = [ctypes.byref(one) for one in (self._laid_out.record, fed, space)]
 
         def run(lanes: Tensor, max_slots: int, first: int = 0) -> None:
             assert drawings  # they live as long as the step does, and so do the buffers
-            count, width = check_lanes(lanes, first, sequences)
+            count, width = check_lanes(lanes, first, sequences, num_fields)
             read, threads = min(whole_blocks(max_slots, BLOCK), num_slots), self.num_threads
             fed.sequences, fed.lanes, fed.visible_slots, fed.first = count, width, read, first
             space.lanes = lanes.data_ptr()

@@ -21,7 +21,7 @@ from diagd.decoding.schedule import Order, SequenceLayout, make_plan
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.vq import VQTokenizer
 
-MAGIC, VERSION = 0x64676961, 4
+MAGIC, VERSION = 0x64676961, 5
 BLOCK = 16  # columns of a block of weights, where a register has 16 bytes
 ALIGNED = 64  # bytes
 
@@ -93,6 +93,14 @@ def pack_world(model: Transformer, tokenizer: VQTokenizer, play: Play) -> bytes:
     memory = Memory(ctypes.sizeof(World))
     weights = NativeWeights(model, "int8", BLOCK)
     ops = list(_ops(tokenizer.model, memory))
+    per_frame = play.actions.shape[1] + config.tokens_per_frame
+
+    def turns(length: int) -> Tensor | None:
+        """Return the coordinates (n, 3) of so many tokens and of the frame behind them."""
+        found = model.coordinates(torch.arange(length + per_frame))
+        return None if found is None else found.T
+
+    any_turns = turns(config.prefix_length + per_frame)
     world = World(
         magic=MAGIC,
         version=VERSION,
@@ -118,7 +126,13 @@ def pack_world(model: Transformer, tokenizer: VQTokenizer, play: Play) -> bytes:
         ),
         model=_copy(weights, weights.record, memory),
         prompt=memory.put(
-            [Prompt(len(tokens), frames, memory.put(tokens)) for tokens, frames in play.prompts]
+            [
+                Prompt(len(tokens), frames, memory.put(tokens), memory.put(turns(len(tokens))))
+                for tokens, frames in play.prompts
+            ]
+        ),
+        further=memory.put(
+            None if any_turns is None else any_turns[-1] - any_turns[-1 - per_frame]
         ),
         action=memory.put(play.actions),
         plan=memory.put([plan for order in play.orders for plan in _plans(order, play, memory)]),

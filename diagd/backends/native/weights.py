@@ -14,7 +14,6 @@ from diagd.backends.linears import round_to_int8
 from diagd.backends.native.boundary import POINTER, LayerRecord, ModelRecord, Record
 from diagd.models.attention import SwiGLU
 from diagd.models.config import ModelConfig
-from diagd.models.rotary import first_grid_token
 from diagd.models.transformer import Block, Transformer
 from diagd.system import check_memory
 
@@ -139,14 +138,11 @@ class NativeWeights:
         pairs: Any = ModelRecord._fields_
         names = [name for name, kind in pairs if kind is not POINTER]
         values = {name: getattr(config, name) for name in names if hasattr(config, name)}
-        if config.position not in ("rope2d", "rope3d"):
-            values["grid_width"] = 0
         return ModelRecord(
             **values,
             rms=config.norm == "rms",
             gated=config.mlp == "swiglu",
             num_embeddings=len(embeddings),
-            prefix=first_grid_token(config),
             embeddings=self._pages.put(self._pad(embeddings, 1).to(self.dtype)),
             head=head,
             positions=None if positions is None else self._pages.put(positions.weight.float()),

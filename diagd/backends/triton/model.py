@@ -154,6 +154,7 @@ class TritonModel(ModelWrapper[Transformer]):
         cache: StaticKVCache,
         logits_to_keep: int = 0,
         first: int = 0,
+        coordinates: Tensor | None = None,
     ) -> Tensor:
         attends = store = None
         if seen.is_plain:
@@ -162,7 +163,7 @@ class TritonModel(ModelWrapper[Transformer]):
             attends = partial(attend, seen=seen), partial(attend, seen=near)
             # what is compiled is fused there
             store = None if torch.compiler.is_compiling() else self.kernels.store
-        given = tokens, positions, slots, seen, cache, logits_to_keep, first
+        given = tokens, positions, slots, seen, cache, logits_to_keep, first, coordinates
         return self.model.forward(*given, attends=attends, store=store)
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:

@@ -32,6 +32,7 @@ from diagd.decoding.model import Buffers, CausalModel, ModelShape, Step, StepFun
 from diagd.decoding.visibility import Seen
 from diagd.extras import require
 from diagd.models.attention import check_cache_fits, check_sizes
+from diagd.models.rotary import grid_coordinates
 from diagd.models.transformer import Transformer, shape_of
 
 FIELDS = 10  # of a lane before the cosines and sines of its position, as in the shader
@@ -189,7 +190,7 @@ class Recorded:
         lanes = Lanes.of(torch.cat([lanes[:, 0] for lanes, _ in self.steps], 1))
         # positions may be beyond int32; only their order counts, but in a table
         base = int(self.held.max()) if model.relative_positions else 0
-        fields = [lanes.positions - base, *lanes[1:]]
+        fields = [lanes.positions - base, *lanes[1:8]]
         fields += drawing.ranges.at(lanes.rows, lanes.columns).unbind()
         held = (self.held[0] - base).clamp(min=-(2**31))
         seeds = torch.stack([buffers.seeds, buffers.seeds >> 32], 1)  # 32 bits each
@@ -199,7 +200,8 @@ class Recorded:
             tasks.append(model.task(one.shape[2], slots, slots, reach, first=first, **rules))
             first += one.shape[2] * model.lane
         memory = torch.cat([part.to(torch.int32) for part in state])
-        model.submit(cache, Batch(tasks, model.lanes_of(fields, lanes.positions), memory, True))
+        told = model.lanes_of(fields, lanes.positions, lanes.coordinates)
+        model.submit(cache, Batch(tasks, told, memory, True))
         tokens.copy_(cache.read("memory", torch.int32, 0, slots)[None])
 
 
@@ -229,6 +231,9 @@ class WebGPUModel(CausalModel):
     @property
     def shape(self) -> ModelShape:
         return self._shape
+
+    def coordinates(self, positions: Tensor) -> Tensor | None:
+        return grid_coordinates(self.config, positions)
 
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
@@ -267,6 +272,7 @@ class WebGPUModel(CausalModel):
         cache: WebGPUCache,
         logits_to_keep: int = 0,
         first: int = 0,
+        coordinates: Tensor | None = None,
     ) -> Tensor:
         if len(tokens) != 1 or first:
             raise ValueError(f"expected one sequence, got {len(tokens)} from {first} on")
@@ -285,8 +291,14 @@ class WebGPUModel(CausalModel):
         task.keep, task.mask = keep, lanes * self.lane
         near = seen.within(self.config.sliding_window).mask()
         shown = (seen.mask().int() + near.int()).expand(1, -1, -1)
-        told = [self.lanes_of(fields, positions).flatten(), shown.flatten().int()]
-        self.submit(cache, Batch([task], torch.cat(told), tokens.flatten().int(), False))
+        turned = self.coordinates(positions) if coordinates is None else coordinates[:, 0]
+        told = [self.lanes_of(fields, positions, turned), shown.int()]
+        self.submit(
+            cache,
+            Batch(
+                [task], torch.cat([one.flatten() for one in told]), tokens.flatten().int(), False
+            ),
+        )
         start = task.rows * (self.row_floats - self.vocab_size)
         logits = cache.read("arena", torch.float32, start, keep * self.vocab_size)
         return logits.view(1, keep, self.vocab_size)
@@ -294,13 +306,15 @@ class WebGPUModel(CausalModel):
     def task(self, lanes: int, slots: int, stride: int, reach: int, **rest: Any) -> Structure:
         return Task(lanes, lanes, lanes, reach, slots, stride, stride, **rest)
 
-    def lanes_of(self, fields: list[Tensor], positions: Tensor) -> Tensor:
-        """Return (L, 10 + head_dim) int32: fields (L,) int64, and how positions turn a head."""
+    def lanes_of(
+        self, fields: list[Tensor], positions: Tensor, coordinates: Tensor | None
+    ) -> Tensor:
+        """Return (L, 10 + head_dim) int32: fields (L,) int64, and how a head is turned."""
         if self._rotary is None:
             ones = torch.ones(len(positions), self.config.head_dim // 2)
             turns = torch.cat([ones, torch.zeros_like(ones)], -1)
         else:
-            turns = torch.cat(self._rotary(positions, torch.float32), -1)
+            turns = torch.cat(self._rotary(positions, coordinates, torch.float32), -1)
         return torch.cat([torch.stack(fields, 1).int(), turns.view(torch.int32)], 1)
 
     def submit(self, cache: WebGPUCache, batch: Batch) -> None:

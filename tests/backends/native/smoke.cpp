@@ -80,7 +80,7 @@ int check(int (*decode)(const Model*, const Step*), const char* name) {
              floats(KV_HEADS * HEAD, 0.1f, 1), floats(KV_HEADS * HEAD, 0.1f)};
   const double frequencies[HEAD / 2] = {1, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.001};
   const int64_t axes[HEAD / 2] = {};
-  Model model{HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD, VOCAB, 1, 1, VOCAB, 64, 0, 0, 0, 0,
+  Model model{HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD, VOCAB, 1, 1, VOCAB, 64, 0,
               INNER, WINDOW, 1e-5f, floats(VOCAB * HIDDEN, 1), blocks<W>(VOCAB, INNER), nullptr, frequencies,
               axes, floats(HIDDEN, 0.1f, 1), nullptr, scale(VOCAB), floats(VOCAB, 0.1f),
               blocks<W>(INNER, HIDDEN), scale(INNER), floats(INNER, 0.1f), layers};
@@ -103,7 +103,7 @@ int check(int (*decode)(const Model*, const Step*), const char* name) {
       for (int lane = 0; lane < lanes; lane++)
         for (int slot = 0; slot <= at + lane; slot++) visible[lane * seen + slot] = 1;
       const Step step{1, lanes, seen, SLOTS, 0, 1, lanes, threads, SLOTS, tokens + at, places + at,
-                      places + at, visible.data(), nullptr, places, nullptr, buffers,
+                      places + at, nullptr, visible.data(), nullptr, places, nullptr, buffers,
                       buffers + LAYERS, logits.data() + at * VOCAB, nullptr};
       if (decode(&model, &step)) std::exit(3);
     }

@@ -289,6 +289,25 @@ def test_lanes_that_do_not_fit_are_refused(lanes):
         fused(native, step_of(native))(lanes, 5)
 
 
+def test_a_fused_step_of_a_model_on_a_grid_is_told_coordinates():
+    native = NativeModel(tiny_model(position="rope3d"))
+    step = step_of(native)  # whose memory it is
+    run = fused(native, step)
+    run(torch.zeros(11, 2, 2, dtype=torch.int64), 5)
+    with pytest.raises(ValueError, match=r"lanes must be \(11, S, L\)"):
+        run(torch.zeros(8, 2, 2, dtype=torch.int64), 5)
+
+
+def test_coordinates_that_do_not_fit_are_refused():
+    native, at = NativeModel(tiny_model(position="rope2d")), torch.arange(4)
+    given = random_tokens(2, 4), at, at, Seen(at, at, at, at), native.make_cache(2, 5), 0, 0
+    for wrong in (torch.zeros(3, 4).long(), torch.zeros(2, 2, 4).long()):
+        with pytest.raises(ValueError, match=r"coordinates must be \(3, 2, 4\), got \("):
+            native.forward(*given, wrong)
+    with pytest.raises(ValueError, match="coordinates must be int64 on the cpu"):
+        native.forward(*given, torch.zeros(3, 2, 4))
+
+
 @pytest.mark.parametrize("first", [-1, 1, 2])
 def test_lanes_of_sequences_that_are_none_are_refused(first):
     native = NativeModel(tiny_model())

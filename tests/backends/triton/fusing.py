@@ -183,7 +183,8 @@ def main(preset: str, lanes: int, slots: int, capability: int) -> None:
             space = model.make_buffers(1, slots + 1, None)
             ranges = ValidRanges(0, config.image_vocab_size, None)
             step = Step(space, (Drawing(1, SamplingOptions(1.0, top_p=0.8), ranges),))
-            packed = torch.zeros(8, 1, lanes, dtype=torch.int64, device="cuda")
+            fields = 11 if config.on_grid else 8
+            packed = torch.zeros(fields, 1, lanes, dtype=torch.int64, device="cuda")
             counts.append(compiler.launches(model, step, packed, slots))
     whole = {
         who: counts[0][who] + (config.num_layers - 2) * (counts[1][who] - counts[0][who])

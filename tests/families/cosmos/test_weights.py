@@ -13,7 +13,7 @@ from diagd.decoding.strategies.table import parse_strategy
 from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.families.checkpoints import find_model, load_model
 from diagd.families.presets import COSMOS as PRESETS
-from diagd.models.rotary import PositionTable, Rotary, rotary_frequencies_3d
+from diagd.models.rotary import PositionTable, Rotary, grid_coordinates, rotary_frequencies_3d
 from tests.families.goldens import close, feed_in_turn, model_golden
 from tests.golden import FIXTURES
 
@@ -77,12 +77,15 @@ def test_a_clip_costs_what_its_own_logits_say(name):
 @pytest.mark.parametrize("name", COSMOS)
 def test_cosmos_position_tables_are_its_own(name):
     config, data = find_model(FIXTURES / name).config, model_golden(name)
-    length = config.max_positions
-    cos, sin = Rotary(config)(torch.arange(length), torch.float32)
+    length, positions = config.max_positions, torch.arange(config.max_positions)
+    coordinates = grid_coordinates(config, positions)
+    assert coordinates is not None
+    cos, sin = Rotary(config)(positions, coordinates, torch.float32)
     close(cos, data["rope_cos"][:length, : config.head_dim // 2])
     close(sin, data["rope_sin"][:length, : config.head_dim // 2])
     if config.position_table:
-        assert torch.equal(PositionTable(config).table.float(), data["abs_pos_emb"][:length])
+        rows = PositionTable(config)(positions, coordinates, torch.float32)
+        assert torch.equal(rows, data["abs_pos_emb"][:length])
 
 
 @pytest.mark.parametrize("size", ["4b", "5b", "12b", "13b"])
@@ -94,11 +97,14 @@ def test_the_presets_have_the_tables_of_the_released_models(size):
     positions = data[f"{size}.positions"]
     inside = positions < config.max_positions  # beyond are the zero angles of their padding
     assert inside.sum() > 10
-    turns = Rotary(config)(positions[inside], torch.float32)
+    places = positions[inside]
+    coordinates = grid_coordinates(config, places)
+    assert coordinates is not None
+    turns = Rotary(config)(places, coordinates, torch.float32)
     for name, values in zip(("cos", "sin"), turns, strict=True):
         close(values, data[f"{size}.rope_{name}"][inside, : config.head_dim // 2])
     if config.position_table:
-        rows = PositionTable(config).table[positions[inside]]
+        rows = PositionTable(config)(places, coordinates, torch.bfloat16)
         assert torch.equal(rows, data[f"{size}.abs_pos_emb"][inside])
 
 

@@ -19,7 +19,7 @@ from diagd.backends.native.wasm import RECORDS
 from diagd.backends.webgpu.model import FIELDS, Task
 from diagd.backends.webgpu.shader import UNIFORM, bytes_of
 from diagd.data.actions import ActionVocabulary
-from diagd.decoding.engine import BLOCK, whole_blocks
+from diagd.decoding.engine import BLOCK, Batch, whole_blocks
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.families.checkpoints import save_model, write_defaults
 from diagd.families.defaults import GenerationDefaults
@@ -186,22 +186,30 @@ def test_a_gpu_is_told_what_the_engine_of_python_feeds(kernels, packed, world):
     assert context.tasks[:, 0].tolist() == [prompt - 1]
     for frame in range(generator.config.frames_held + 3):
         which, controls = frame % len(names), Controls(parse_strategy(names[frame % 4]), 0.8, 0.9)
-        session.engine.set_sampling(controls.sampling(generator))
-        run = stream.run
+        run = Batch.run.__get__(stream.batch)
         noted.clear()
 
-        def note(lanes, end, run=run):
-            state = stream.tokens[0].clone(), stream.held.clone(), stream.fed_at.clone()
-            noted.append((lanes, end, state))
-            run(lanes, end)
+        def note(asking, run=run):
+            ((_, step),) = asking
+            state = stream.tokens[0], stream.held[0], stream.fed_at[0]
+            noted.append(
+                (
+                    step.lanes[:, 0],
+                    min(step.end, stream.batch.scratch),
+                    [part.clone() for part in state],
+                )
+            )
+            run(asking)
 
-        stream.run = note
+        stream.batch.run = note
         told = kernels.told(kernels("describe_frame", 1, which, 0.8, 0.9), config.head_dim)
         expected = session.advance(vocabulary.names[1], controls)
         lanes = torch.cat([lanes for lanes, _, _ in noted], 1)
-        assert torch.equal(told.lanes[:, :8], lanes.T.int()), frame
+        assert torch.equal(told.lanes[:, :8], lanes[:8].T.int()), frame
         assert (told.lanes[:, 8:FIELDS] == torch.tensor([0, NUM_CODES])).all()
-        turns = torch.cat(rotary(lanes[0], torch.float32), -1)
+        turns = torch.cat(
+            rotary(lanes[0], lanes[8:] if config.on_grid else None, torch.float32), -1
+        )
         assert (told.lanes[:, FIELDS:].view(torch.float32) - turns).abs().max() < 1e-6
         before = [part[:-1] for part in noted[0][2]]  # without the scratch slot, which nobody reads
         found = [part[:-1] for part in told.memory[: 3 * told.slots].view(3, -1)]
@@ -212,8 +220,8 @@ def test_a_gpu_is_told_what_the_engine_of_python_feeds(kernels, packed, world):
             fields = [name for name, *_ in Task._fields_]
             task = dict(zip(fields, told.tasks[index].tolist(), strict=False))
             assert {task[name] for name in ("lanes", "rows", "keep")} == {lanes.shape[1]}
-            assert {task[name] for name in ("slots", "stride", "held")} == {len(stream.held)}
-            assert task["reach"] == min(whole_blocks(end, BLOCK), len(stream.held))
+            assert {task[name] for name in ("slots", "stride", "held")} == {stream.held.shape[1]}
+            assert task["reach"] == min(whole_blocks(end, BLOCK), stream.held.shape[1])
             assert task["first"] == firsts[index] * told.lanes.shape[1]
             assert task["mask"] == task["top_k"] == task["exclusive_top_p"] == 0
         assert told.tasks[:, 12:14].contiguous().view(torch.float32).unique().tolist() == [
@@ -229,7 +237,7 @@ def test_a_gpu_is_told_what_the_engine_of_python_feeds(kernels, packed, world):
         newest = kernels.read(kernels("newest_tokens"), torch.int32, HEIGHT, WIDTH)
         assert torch.equal(newest, expected[0].int())
     context = kernels.told(kernels("describe_context"), config.head_dim)
-    held = stream.held[:-1]
+    held = stream.held[0, :-1]
     slots = torch.nonzero((held >= 0) & (held < stream.num_used - 1)).flatten()
     slots = slots[held[slots].argsort()]
     assert torch.equal(context.lanes[:, 0], held[slots].int())  # all that may be seen, in order

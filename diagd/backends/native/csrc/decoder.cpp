@@ -13,21 +13,11 @@
 extern "C" {
 int block_columns() { return BLOCK; }
 
-// Cosines and sines by which a position turns the pairs of a head (models/rotary.py).
-void turn_of(const Model* model, int64_t at, float* to) {
+// Cosines and sines by which coordinates turn the pairs of a head (models/rotary.py): a position, or
+// frame, row and column.
+void turn_of(const Model* model, const int64_t* coordinates, float* to) {
   const Model& m = *model;
   const int half = m.head_dim / 2;
-  const int64_t frame_tokens = m.num_action_tokens + m.tokens_per_frame;
-  int64_t coordinates[3] = {at, 0, 0};
-  bool in_row = true;
-  if (m.grid_width) {
-    const int64_t q = at + m.num_action_tokens - m.prefix, cell = q % frame_tokens - m.num_action_tokens;
-    coordinates[0] = q / frame_tokens;
-    coordinates[1] = cell < 0 ? -1 : cell / m.grid_width;
-    coordinates[2] = cell < 0 ? cell + m.num_action_tokens : cell % m.grid_width;
-    if (at < m.prefix) std::fill(coordinates, coordinates + 3, 0);
-    in_row = at >= m.prefix && cell >= 0;
-  }
   for (int i = 0; i < half; i++) {
     const int64_t coordinate = coordinates[m.axes[i]], within = coordinate % m.max_positions;
     const float angle_within = (float)within * (float)m.frequencies[i];
@@ -35,7 +25,7 @@ void turn_of(const Model* model, int64_t at, float* to) {
     to[i] = std::cos(angle), to[half + i] = std::sin(angle);
   }
   // where no pair turns by the frame, what stands in no row has keys and queries of zero
-  if (!in_row && m.axes[0]) std::fill(to, to + m.head_dim, 0.0f);
+  if (m.axes[0] && coordinates[1] < 0) std::fill(to, to + m.head_dim, 0.0f);
 }
 }
 
@@ -312,7 +302,9 @@ struct Decoder {
     for (int row = thread; row < rows; row += threads) embed(row);
     for (int row = thread; row < rows; row += threads) {
       hide(row);
-      if (m.frequencies) turn_of(&m, s.at[fed[row].lane], turns + (ptrdiff_t)row * m.head_dim);
+      const ptrdiff_t lane = fed[row].lane;
+      const int64_t* by = s.coordinates ? s.coordinates + 3 * lane : s.at + lane;
+      if (m.frequencies) turn_of(&m, by, turns + (ptrdiff_t)row * m.head_dim);
     }
     barrier.wait(threads);
     if (failed) return;

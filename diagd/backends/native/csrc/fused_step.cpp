@@ -14,7 +14,7 @@ int draw(const Draw* draw);
 
 namespace {
 
-enum { POSITIONS, SLOTS, INPUTS, OUTPUTS, STEPS, FRAMES, ROWS, COLUMNS };  // decoding/engine.py
+enum { POSITIONS, SLOTS, INPUTS, OUTPUTS, STEPS, FRAMES, ROWS, COLUMNS, TURNS };  // decoding/engine.py
 
 int take(int (*decode)(const Model*, const Step*), const Model& m, Step s, const Space& space) {
   static thread_local std::vector<int64_t> memory;
@@ -22,7 +22,7 @@ int take(int (*decode)(const Model*, const Step*), const Model& m, Step s, const
   static thread_local std::vector<Draw> draws;
   const uint64_t all = (uint64_t)s.sequences * s.lanes;
   const int64_t stride = ceil_to(m.vocab_size, BLOCK), slots = s.num_slots, scratch = slots - 1;
-  make_room(memory, 12 * all);
+  make_room(memory, (m.on_grid ? 15 : 12) * all);
   make_room(logits, all * stride);
   int64_t* next = memory.data();
   const auto room = [&] { return (next += all) - all; };
@@ -30,7 +30,7 @@ int take(int (*decode)(const Model*, const Step*), const Model& m, Step s, const
   int count = 0;  // of lanes that are no padding, of which is told
   int64_t *const outputs = room(), *const frames = room(), *const rows = room();
   int64_t *const columns = room(), *const low = room(), *const high = room(), *const seeds = room();
-  int64_t* const drawn = room();
+  int64_t *const drawn = room(), *const coordinates = m.on_grid ? room() : nullptr;
   const auto inside = [](int64_t i, int64_t size) { return 0 <= i && i < size; };
   const Drawing* drawing = space.drawings;
   int end = drawing->sequences;  // of those that are drawn in this way
@@ -51,6 +51,8 @@ int take(int (*decode)(const Model*, const Step*), const Model& m, Step s, const
       at[k] = field(POSITIONS), into[k] = field(SLOTS), steps[k] = field(STEPS);
       tokens[k] = std::max<int64_t>(space.tokens[first + input], 0);  // what was not drawn is no id
       if (into[k] == scratch) continue;
+      if (m.on_grid)
+        for (int axis = 0; axis < 3; axis++) coordinates[3 * k + axis] = field(TURNS + axis);
       const int64_t row = field(ROWS), column = field(COLUMNS), n = count++;
       const int64_t* const bounds = drawing->by_place;
       if (bounds && !(inside(row, drawing->height) && inside(column, drawing->width))) return 1;
@@ -63,7 +65,8 @@ int take(int (*decode)(const Model*, const Step*), const Model& m, Step s, const
     }
   }
   s.keep = 0, s.held += s.first * slots, s.fed_at += s.first * slots;
-  s.tokens = tokens, s.at = at, s.slots = into, s.steps = steps, s.logits = logits.data();
+  s.tokens = tokens, s.at = at, s.slots = into, s.steps = steps, s.coordinates = coordinates;
+  s.logits = logits.data();
   if (const int failure = decode(&m, &s)) return failure;
   int64_t from = 0;
   for (Draw& d : draws) {

@@ -3,13 +3,12 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
-#include <string>
 
 #define RECORD(name, ...) \
   struct name {           \
     __VA_ARGS__           \
   };                      \
-  inline const char* text_of(const name*) { return #name "," #__VA_ARGS__; }
+  inline const char* text_of(const name*) { return #name "," #__VA_ARGS__ "\n"; }
 
 // Becomes a field of any kind, each of its bytes the field's number.
 struct Numbered {
@@ -22,17 +21,33 @@ struct Numbered {
   }
 };
 
-// What a record was compiled to, as a line: its size, where each field begins, and its text.
+// Writes what a record was compiled to as a line, and returns its end: the size, where each field
+// begins, and the text.
+inline char* write(char* to, int number) {
+  if (number >= 10) to = write(to, number / 10);
+  *to = '0' + number % 10;
+  return to + 1;
+}
 template <class T, class... Fields>
-std::string describe() {
+char* describe(char* to) {
   if constexpr (requires { T{Fields{}..., Numbered{}}; }) {
-    return describe<T, Fields..., Numbered>();
+    return describe<T, Fields..., Numbered>(to);
   } else {
     uint8_t bytes[sizeof(T)] = {}, number = 0;
     new (bytes) T{Fields{++number}...};
-    std::string line = std::to_string(sizeof(T));
-    for (int i = 1; i <= number; i++)
-      line += "," + std::to_string((uint8_t*)std::memchr(bytes, i, sizeof(T)) - bytes);
-    return line + "," + text_of((const T*)nullptr) + "\n";
+    to = write(to, sizeof(T));
+    for (int i = 1; i <= number; i++) {
+      *to++ = ',';
+      to = write(to, (uint8_t*)std::memchr(bytes, i, sizeof(T)) - bytes);
+    }
+    *to++ = ',';
+    return std::strcpy(to, text_of((const T*)nullptr)) + std::strlen(text_of((const T*)nullptr));
   }
+}
+template <class... Records>
+const char* describe_all() {
+  static char lines[8192];
+  char* to = lines;
+  ((to = describe<Records>(to)), ...);
+  return lines;
 }

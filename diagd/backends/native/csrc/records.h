@@ -16,7 +16,7 @@ RECORD(Model,
   int32_t hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim;
   int32_t vocab_size, rms, gated;
   int32_t num_embeddings, max_positions;
-  int32_t prefix, num_action_tokens, grid_width, tokens_per_frame;  // width 0: plain positions
+  int32_t on_grid;         // whether lanes have coordinates; else they turn by their positions
   int32_t head_size;       // of a layer before the output layer, or 0
   int32_t sliding_window;  // 0: no layer slides
   float norm_eps;
@@ -37,6 +37,7 @@ RECORD(Step,
                                                          // 0: of all that are no padding, packed
   int64_t held_stride;                                   // from one sequence's to the next
   const int64_t *tokens, *at, *slots;                    // (S', L); at the scratch slot: padding
+  const int64_t *coordinates;                            // (S', L, 3), or null: the positions `at`
   const uint8_t *visible;                                // (S', L, M), or null, and then the rule
   const int64_t *steps, *held, *fed_at;                  // (S', L), (S', M) twice
   void **keys, **values;                                 // a pair of buffers a layer, written to
@@ -67,7 +68,7 @@ RECORD(Drawing,                             // how neighbouring sequences are dr
 RECORD(Space,                               // what a whole step reads and writes beside the cache
   int64_t *tokens;                          // (cached sequences, slots)
   const int64_t *seeds;                     // (cached sequences,)
-  const int64_t *lanes;                     // (8, S', L)
+  const int64_t *lanes;                     // (8, S', L), or with coordinates (11, S', L)
   int64_t field_stride, sequence_stride;    // from one field, and sequence, to the next
   const Drawing *drawings;                  // of all sequences, in order
 )

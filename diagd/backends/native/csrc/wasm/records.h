@@ -12,6 +12,7 @@ RECORD(Op,
 RECORD(Prompt,
   int32_t length, frames;  // tokens, and frames that they end with
   const int64_t *tokens;
+  const int64_t *coordinates;  // (length + a frame, 3) of it and of the frame behind it, or null
 )
 
 RECORD(Plan,  // DecodePlan: SCRATCH for the scratch slot
@@ -30,6 +31,7 @@ RECORD(World,
   Drawing drawing;             // but for its rules, which are told with each frame
   Model model;
   const Prompt *prompt;
+  const int64_t *further;  // (3,) coordinates of a frame beyond those of the one before, or null
   const int64_t *action;  // (actions, action_tokens)
   const Plan *plan;       // (strategies, 2): one frame of context, and more
   const float *codebook;  // (codes, channels rounded up to blocks)

@@ -39,15 +39,16 @@ extern "C" int __cxa_thread_atexit(void (*)(void*), void*, void*) { return 0; }
 
 extern "C" int take_int8(const Model* m, const Step* s, const Space* space);
 extern "C" int decode_int8(const Model* m, const Step* s);
-extern "C" void turn_of(const Model* m, int64_t at, float* to);
+extern "C" void turn_of(const Model* m, const int64_t* coordinates, float* to);
 
 namespace {
 
-constexpr uint32_t MAGIC = 0x64676961, VERSION = 4;  // "aigd"
+constexpr uint32_t MAGIC = 0x64676961, VERSION = 5;  // "aigd"
 constexpr int64_t SCRATCH = -((int64_t)1 << 31), NEVER = ((int64_t)1 << 31) - 1;
 constexpr int PREFILL_LANES = 256, READ = 64;  // BLOCK of diagd/decoding/engine.py
 
-enum { POSITIONS, SLOTS, INPUTS, OUTPUTS, STEPS, FRAMES, ROWS, COLUMNS, LOW, HIGH };  // of lanes
+enum { POSITIONS, SLOTS, INPUTS, OUTPUTS, STEPS, FRAMES, ROWS, COLUMNS, TURNS };  // of lanes
+enum { LOW = COLUMNS + 1, HIGH };  // of a GPU's
 enum Failure { NONE, DAMAGED, OTHER_VERSION, OUT_OF_RANGE, NO_MEMORY, UNDRAWN_TOKEN };
 
 // Of the tasks of a GPU, which stand every 256 bytes.
@@ -82,18 +83,20 @@ class Stream {
     cache.resize(2 * m.num_layers);
     for (auto& one : cache) one.resize(size), pointers.push_back(one.data());
     tokens.resize(count), held.resize(count), fed_at.resize(count);
+    coordinates.resize(m.on_grid ? 3 * count : 0);
     picked.resize(frame_tokens);
   }
 
   int64_t held_frames = 0, window = 0;
 
-  void begin(const Prompt& prompt, uint64_t seed_) {
-    seed = seed_, generated = 0, held_frames = prompt.frames, is_read = false;
+  void begin(const Prompt& prompt_, uint64_t seed_) {
+    prompt = &prompt_, seed = seed_, generated = 0, held_frames = prompt->frames, is_read = false;
     std::fill(held.begin(), held.end(), -1);
-    for (int i = 0; i < prompt.length; i++) tokens[i] = prompt.tokens[i], held[i] = i;
-    used = prompt.length;
-    prefix = used - (prompt.frames * per_frame - w.action_tokens);
-    window = prompt.frames + (w.max_slots - used) / per_frame;
+    for (int i = 0; i < prompt->length; i++) tokens[i] = prompt->tokens[i], held[i] = i;
+    used = prompt->length;
+    if (m.on_grid) std::copy_n(prompt->coordinates, 3 * used, coordinates.begin());
+    prefix = used - (prompt->frames * per_frame - w.action_tokens);
+    window = prompt->frames + (w.max_slots - used) / per_frame;
   }
 
   // Fills the cache with what the context holds, where it has been filled by somebody else.
@@ -107,6 +110,11 @@ class Stream {
       s.keep = 1, s.tokens = ids.data(), s.logits = logits.data();
       s.at = lane(POSITIONS) + starts[i], s.slots = lane(SLOTS) + starts[i];
       s.steps = lane(STEPS) + starts[i];
+      if (m.on_grid) {
+        turns.resize(3 * s.lanes);
+        for (int j = 0; j < s.lanes; j++) std::copy_n(turn(starts[i] + j), 3, &turns[3 * j]);
+        s.coordinates = turns.data();
+      }
       if (const int failed = decode_int8(&m, &s)) return failed == 1 ? OUT_OF_RANGE : NO_MEMORY;
     }
     is_read = true;
@@ -155,6 +163,11 @@ class Stream {
 
  private:
   int64_t* lane(int field) { return lanes.data() + field * num_lanes; }
+  // What the position of a lane turns by: that, or its coordinates.
+  const int64_t* turn(int i) {
+    const int64_t* at = lane(POSITIONS) + i;
+    return m.on_grid ? &coordinates[3 * slot_of(*at)] : at;
+  }
 
   // A frame as lanes, and which of them each step feeds.
   void plan_frame(const int64_t* action, const Plan* plans) {
@@ -164,15 +177,22 @@ class Stream {
       const int64_t slot = slot_of(used + i);
       held[slot] = used + i, fed_at[slot] = plan.fed_at[i];
       if (i < w.action_tokens) tokens[slot] = action[i];
+      if (m.on_grid)
+        for (int axis = 0; axis < 3; axis++)
+          coordinates[3 * slot + axis] =
+              prompt->coordinates[3 * (prompt->length + i) + axis] + generated * w.further[axis];
     }
     num_lanes = plan.lanes;
-    lanes.assign(plan.packed, plan.packed + 8 * num_lanes);
+    lanes.assign(plan.packed, plan.packed + TURNS * num_lanes);
+    if (m.on_grid) lanes.resize((TURNS + 3) * num_lanes);
     for (int i = 0; i < num_lanes; i++) {
       lane(POSITIONS)[i] += used, lane(FRAMES)[i] += generated;
       for (const int field : {SLOTS, INPUTS, OUTPUTS}) {
         int64_t& slot = lane(field)[i];
         slot = slot == SCRATCH ? scratch : slot_of(used + slot);
       }
+      if (m.on_grid)
+        for (int axis = 0; axis < 3; axis++) lane(TURNS + axis)[i] = turn(i)[axis];
     }
     starts.assign(plan.starts, plan.starts + plan.steps + 1);
     reaches.clear();
@@ -191,7 +211,7 @@ class Stream {
     }
     for (int i = 0; i < count; i++) fed_at[i] = held[i] >= 0 && held[i] < used ? held[i] : NEVER;
     num_lanes = positions.size();
-    lanes.assign(8 * num_lanes, 0);
+    lanes.assign(TURNS * num_lanes, 0);
     starts.assign(1, 0), reaches.clear();
     for (int i = 0, reach = 0; i < num_lanes; i++) {
       const int64_t slot = slot_of(positions[i]);
@@ -212,7 +232,7 @@ class Stream {
       const int64_t* bounds = w.drawing.by_place;
       if (bounds) bounds += 2 * (lane(ROWS)[i] * w.width + lane(COLUMNS)[i]);
       to[LOW] = bounds ? bounds[0] : w.drawing.low, to[HIGH] = bounds ? bounds[1] : w.drawing.high;
-      turn_of(&m, lane(POSITIONS)[i], (float*)(to + HIGH + 1));
+      turn_of(&m, turn(i), (float*)(to + HIGH + 1));
     }
     memory.assign(tokens.begin(), tokens.end());
     memory.insert(memory.end(), held.begin(), held.end());
@@ -259,13 +279,16 @@ class Stream {
 
   const World& w;
   const Model& m;
+  const Prompt* prompt = nullptr;
   int frame_tokens, per_frame, count, num_lanes = 0;
   int64_t scratch, used = 0, prefix = 0, generated = 0;
   uint64_t seed = 0;
   bool is_read = false;  // whether the cache has what the context holds
   std::vector<std::vector<int16_t>> cache;
   std::vector<void*> pointers;
-  std::vector<int64_t> tokens, held, fed_at, lanes, ids;  // lanes: (8, num_lanes)
+  std::vector<int64_t> tokens, held, fed_at, ids;
+  std::vector<int64_t> lanes, turns;  // (8 or 11, num_lanes), (lanes of a step, 3)
+  std::vector<int64_t> coordinates;   // (count, 3) of what the slots hold
   std::vector<int32_t> picked, starts, reaches, told, memory;
   std::vector<float> logits;
   std::vector<Uniform> tasks;
@@ -368,8 +391,5 @@ EXPORT(paint) const uint8_t* paint() {
 
 // The records of the file, for Python to compare.
 EXPORT(records_of_worlds) const char* records_of_worlds() {
-  static const std::string lines = describe<Layer>() + describe<Model>() + describe<Draw>() +
-                                   describe<Drawing>() + describe<Prompt>() + describe<Plan>() +
-                                   describe<Op>() + describe<World>() + describe<Task>();
-  return lines.c_str();
+  return describe_all<Layer, Model, Draw, Drawing, Prompt, Plan, Op, World, Task>();
 }
