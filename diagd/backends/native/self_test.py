@@ -52,6 +52,8 @@ def check_kernels(library: ctypes.CDLL) -> None:
         model = Transformer.random(config)
         for one in model.parameters():  # logits, attention and norms that are far from flat
             one.data = one * 5 if one.dim() > 1 else one + torch.linspace(-0.2, 0.2, len(one))
+        if config.norm == "rms":  # an outlier
+            model.model.norm.weight.data[5] = 9
         for weights in get_args(NativeDType):
             native = NativeModel(model, weights, library=library)
             _compare_steps(model, native, TOLERANCE[weights])
