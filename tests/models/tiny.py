@@ -86,7 +86,7 @@ def with_int8_weights(model: Transformer) -> Transformer:
 def with_outliers(model: Transformer, gain: float = 40.0) -> Transformer:
     """Let a column stand out of every norm, as in trained language models."""
     block: Any
-    norms = [model.model.norm]
+    norms: list[Any] = [model.model.norm]
     for block in model.model.blocks:
         norms += block.input_layernorm, block.post_attention_layernorm
     with torch.no_grad():

@@ -62,11 +62,12 @@ def has_kernels(config: ModelConfig) -> bool:
 
 
 def has_outliers(model: Transformer) -> bool:
-    """Tell, equally everywhere, whether a column of the activations stands out, by norms' gains.
+    """Tell whether a gain of a norm stands out, as those of trained language models do.
 
-    Rounded to 7 bits, a row with such a number keeps little of the others.
+    A row of activations with such a number, rounded to 7 bits, keeps little of the others. What is
+    compared is rounded nowhere, so every processor tells the same.
     """
-    norms = [model.model.norm]
+    norms: list[Any] = [model.model.norm]
     for block in model.model.blocks:
         norms += block.input_layernorm, block.post_attention_layernorm
     gains = [norm.weight.detach().float().abs() for norm in norms if norm.weight is not None]

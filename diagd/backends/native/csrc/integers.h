@@ -1,6 +1,6 @@
-// Products of whole numbers: weights of 8 bits with activations of 7, keys of 12 bits with queries of 12,
-// and values of 10 with weights of softmax of 13. Floats become whole numbers row by row, each with a scale of its
-// own. Sums are exact, so the results are the same bits on every processor, however many lanes share
+// Products of whole numbers: weights of 8 bits with activations of one digit of 7 bits or two, keys of
+// 12 bits with queries of 12, and values of 10 with weights of softmax of 13. Floats become whole
+// numbers row by row, each with a scale of its own. Sums are exact, so the results are the same bits on every processor, however many lanes share
 // a step and whichever unit multiplies.
 #pragma once
 #include "bf16.h"
@@ -35,9 +35,9 @@ struct Rounded {
   }
 };
 
-// Numbers of a digit of 7 bits, or of two, which stand in rows of their own, one below the other: a row of
-// K numbers of which one is much larger than the rest needs both. 64 is added to each digit, so it has no
-// sign; the blocks of weights begin with what that adds to the sums, taken off.
+// Digits of 7 bits, the second one in a row below the first: where a number of a row is much larger than
+// the rest, one digit keeps little of those. 64 is added to each, so it has no sign; the blocks of
+// weights begin with what that adds to the sums, taken off.
 template <>
 struct Input<Quad> : Rounded<int8_t> {
   const int digits;
