@@ -64,8 +64,8 @@ def has_kernels(config: ModelConfig) -> bool:
 def has_outliers(model: Transformer) -> bool:
     """Tell whether a gain of a norm stands out, as those of trained language models do.
 
-    A row of activations with such a number, rounded to 7 bits, keeps little of the others. What is
-    compared is rounded nowhere, so every processor tells the same.
+    A row of activations with such a number, rounded to 7 bits, keeps little of the others. Largest
+    and median are found by comparisons, so every processor tells the same.
     """
     norms: list[Any] = [model.model.norm]
     for block in model.model.blocks:

@@ -1,7 +1,7 @@
 // Products of whole numbers: weights of 8 bits with activations of one digit of 7 bits or two, keys of
 // 12 bits with queries of 12, and values of 10 with weights of softmax of 13. Floats become whole
-// numbers row by row, each with a scale of its own. Sums are exact, so the results are the same bits on every processor, however many lanes share
-// a step and whichever unit multiplies.
+// numbers row by row, each with a scale of its own. Sums are exact, so the results are the same bits on
+// every processor, however many lanes share a step and whichever unit multiplies.
 #pragma once
 #include "bf16.h"
 
