@@ -42,10 +42,7 @@ BLOCK = 64  # cache slots are read in whole blocks, so that few numbers of them 
 
 
 class Lanes(NamedTuple):
-    """The lanes of one forward pass: each field (S', L) int64, all of them a tensor (8, S', L).
-
-    A model on a grid (`CausalModel.coordinates`) has three more.
-    """
+    """The lanes of one forward pass: each field (S', L) int64, stacked (8, S', L) or (11, S', L)."""
 
     positions: Tensor  # where the lane stands: what it may see
     slots: Tensor  # where its keys and values are written; scratch for padding
@@ -55,7 +52,7 @@ class Lanes(NamedTuple):
     frames: Tensor  # frame, row and column of the token it writes (0 where it writes none)
     rows: Tensor
     columns: Tensor
-    coordinates: Tensor | None = None  # (3, S', L), what rotary positions turn by, unless positions
+    coordinates: Tensor | None = None  # (3, S', L), of models that have some (see `CausalModel`)
 
     @classmethod
     def of(cls, packed: Tensor) -> "Lanes":
@@ -72,13 +69,9 @@ def run_step(model: CausalModel, step: Step, lanes: Tensor, num_slots: int, firs
     tokens = memory.tokens[own]
     # UNDRAWN is no id: it is found in `Stream.take_frame`
     fed = tokens.gather(1, lane.inputs).clamp_(min=0)
-    given = fed, lane.positions, lane.slots, seen, memory.cache, 0, first
-    logits = model.forward(*given, **_told(lane.coordinates))
+    told = {} if lane.coordinates is None else {"coordinates": lane.coordinates}
+    logits = model.forward(fed, lane.positions, lane.slots, seen, memory.cache, 0, first, **told)
     tokens.scatter_(1, lane.outputs, _draw(model, step, lane, logits, first))
-
-
-def _told(coordinates: Tensor | None) -> dict[str, Tensor]:
-    return {} if coordinates is None else {"coordinates": coordinates}
 
 
 def _draw(model: CausalModel, step: Step, lane: Lanes, logits: Tensor, first: int) -> Tensor:
@@ -313,9 +306,10 @@ class Batch:
             state = memory.held[own, :reach], memory.fed_at[own, :reach]
             seen = Seen(positions, positions, *state, self.rule)
             fed = memory.tokens[own].gather(1, slots)
-            coordinates = self.model.coordinates(positions)
+            turned = self.model.coordinates(positions)
+            told = {} if turned is None else {"coordinates": turned}
             given = fed, positions, slots, seen, memory.cache, 1, own.start
-            self.model.forward(*given, **_told(coordinates))
+            self.model.forward(*given, **told)
             for stream in run:
                 stream.num_read += width
                 stream.num_unread = max(0, stream.num_unread - width)

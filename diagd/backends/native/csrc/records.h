@@ -19,6 +19,7 @@ RECORD(Model,
   int32_t on_grid;         // whether lanes have coordinates; else they turn by their positions
   int32_t head_size;       // of a layer before the output layer, or 0
   int32_t sliding_window;  // 0: no layer slides
+  int32_t two_digits;      // activations between int8 weights: integers.h
   float norm_eps;
   const void *embeddings, *head;
   const float *positions;     // learned ones, or null
