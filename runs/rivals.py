@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from diagd.decoding.engine import Lanes, NextStep, Stream
+from diagd.decoding.engine import NextStep, Stream
 from diagd.decoding.generate_tokens import decode
 from diagd.decoding.model import CausalModel, ModelWrapper
 from diagd.decoding.sampling import (
@@ -30,6 +30,7 @@ from diagd.decoding.sampling import (
     truncated_logits,
 )
 from diagd.decoding.schedule import SCRATCH, SequenceLayout
+from diagd.decoding.step import Lanes
 from diagd.decoding.strategies.exact import exact
 from diagd.decoding.strategies.table import Exact, Strategy, parse_strategy
 from diagd.decoding.visibility import NEVER

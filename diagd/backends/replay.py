@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diagd.decoding.engine import Lanes, run_step, whole_blocks
 from diagd.decoding.model import Behind, Buffers, ModelWrapper, Step, StepFunction
+from diagd.decoding.step import Lanes, run_step, whole_blocks
 from diagd.decoding.visibility import NEVER
 
 COMPILED_BLOCK, CAPTURED_BLOCK = 256, 512  # cache slots are read in whole blocks: few shapes

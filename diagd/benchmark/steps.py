@@ -14,9 +14,9 @@ from torch import Tensor
 from diagd.backends.linears import multiplies_packed
 from diagd.backends.native.library import load_library
 from diagd.backends.native.model import NativeModel
-from diagd.decoding.engine import run_step
 from diagd.decoding.generate_tokens import synchronized_time
 from diagd.decoding.model import CausalModel, ModelWrapper, Step, StepFunction
+from diagd.decoding.step import run_step
 from diagd.models.config import ModelConfig
 
 _STREAM_NUMBERS = 2**28  # float32: 1 GiB, larger than any cache

@@ -1,4 +1,4 @@
-"""The engine: a batch of sequences in one memory, the streams that write them, and their one step.
+"""The engine: a batch of sequences in one memory, and the streams that write them.
 
 A `Batch` is memory and one operation: run the lanes that its streams ask for in one forward pass. A
 `Stream` writes a sequence, frame after frame, each maybe by another strategy, which asks for its
@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diagd.decoding.model import Buffers, CausalModel, Drawing, Step, StepFunction
-from diagd.decoding.sampling import UNDRAWN, Draw, ValidRanges
+from diagd.decoding.model import Buffers, CausalModel, Drawing, Step, StepFunction, check_ids
+from diagd.decoding.sampling import UNDRAWN, ValidRanges
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import (
     SCRATCH,
@@ -32,97 +32,22 @@ from diagd.decoding.schedule import (
     SequenceLayout,
     make_plan,
 )
+from diagd.decoding.step import Lanes, run_step
 from diagd.decoding.visibility import NEVER, Rule, Seen, raster_rule
 from diagd.threads import follow_free_cores
 
 # Lanes of a prompt fed at once: on the CPU what the caches of its cores hold, on a GPU what keeps
 # it busy while the host launches the next layer.
 PREFILL_LANES = {"cpu": 256, "cuda": 4096}
-BLOCK = 64  # cache slots are read in whole blocks, so that few numbers of them occur
-
-
-class Lanes(NamedTuple):
-    """The lanes of one forward pass: each field (S', L) int64, stacked (8, S', L) or (11, S', L)."""
-
-    positions: Tensor  # where the lane stands: what it may see
-    slots: Tensor  # where its keys and values are written; scratch for padding
-    inputs: Tensor  # the slot whose token id is fed: `slots`, or a stand-in's source
-    outputs: Tensor  # the slot that its prediction is written to, or scratch
-    steps: Tensor  # the step at which it is fed
-    frames: Tensor  # frame, row and column of the token it writes (0 where it writes none)
-    rows: Tensor
-    columns: Tensor
-    coordinates: Tensor | None = None  # (3, S', L), of models that have some (see `CausalModel`)
-
-    @classmethod
-    def of(cls, packed: Tensor) -> "Lanes":
-        """Name the rows of (8 or 11, ...): views, so what is written to them is in `packed`."""
-        return cls(*packed[:8].unbind(), coordinates=packed[8:] if len(packed) > 8 else None)
-
-
-def run_step(model: CausalModel, step: Step, lanes: Tensor, num_slots: int, first: int = 0) -> None:
-    """Gather, forward, sample, scatter: lanes (8, S', L), over so many slots in whole blocks."""
-    lane, memory, reach = Lanes.of(lanes), step.buffers, whole_blocks(num_slots, BLOCK)
-    own = slice(first, first + lanes.shape[1])
-    held, fed_at = memory.held[own, :reach], memory.fed_at[own, :reach]
-    seen = Seen(lane.positions, lane.steps, held, fed_at, step.rule)
-    tokens = memory.tokens[own]
-    # UNDRAWN is no id: it is found in `Stream.take_frame`
-    fed = tokens.gather(1, lane.inputs).clamp_(min=0)
-    told = {} if lane.coordinates is None else {"coordinates": lane.coordinates}
-    logits = model.forward(fed, lane.positions, lane.slots, seen, memory.cache, 0, first, **told)
-    tokens.scatter_(1, lane.outputs, _draw(model, step, lane, logits, first))
-
-
-def _draw(model: CausalModel, step: Step, lane: Lanes, logits: Tensor, first: int) -> Tensor:
-    """Return the ids (S', L) that sequences draw, each in the way of its own."""
-    drawn: list[Tensor] = []  # `list[Tensor]()` is nothing that torch.compile knows
-    begin, end, start = first, first + len(logits), 0
-    for drawing in step.drawings:
-        start, since = start + drawing.num_sequences, max(start, begin)
-        if since >= min(start, end):
-            continue
-        own, stride = slice(since - begin, min(start, end) - begin), 1 + len(drawing.scales)
-        seeds = step.buffers.seeds[since : min(start, end) : stride]
-        places = (field[own][::stride] for field in (lane.frames, lane.rows, lane.columns))
-        draw = Draw(drawing.sampling, drawing.ranges, seeds, *places)
-        ids = model.sample(steered(logits[own], drawing.scales), draw)
-        drawn.append(ids.repeat_interleave(stride, 0) if stride > 1 else ids)
-    return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
-
-
-def steered(logits: Tensor, scales: tuple[float, ...]) -> Tensor:
-    """Return the logits that guided streams draw from (see `Drawing`), of their sequences'."""
-    if not scales:
-        return logits
-    each = [logits[prompt :: 1 + len(scales)].float() for prompt in range(1 + len(scales))]
-    combined = each[-1]
-    for scale, more, less in reversed(list(zip(scales, each, each[1:], strict=False))):
-        combined = combined + scale * (more - less)
-    return combined
 
 
 class NextStep(NamedTuple):
-    """What a strategy asks for: the lanes of one step of its stream's sequences."""
+    """The lanes of one forward pass: fields (S', L) int64, stacked (8, S', L) or (11, S', L)."""
 
     lanes: Tensor  # (8 or 11, sequences, L) int64, padding at the end
     num_fed: int  # of them that are no padding, of a sequence
     end: int  # one past the last position that they may see
     num_whole: int  # frames of the layout that are whole before it runs
-
-
-def check_ids(ids: Tensor, limit: int, name: str) -> None:
-    """Refuse what are no int64 ids, or foreign ones."""
-    if ids.dtype != torch.int64:
-        raise ValueError(f"{name} must be int64, got {ids.dtype}")
-    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < limit:
-        raise ValueError(
-            f"{name} ids must be in [0, {limit}), got {int(ids.min())}..{int(ids.max())}"
-        )
-
-
-def whole_blocks(size: int, block: int) -> int:
-    return -(-size // block) * block
 
 
 class Batch:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, int64
 
 from diagd.checks import whole
-from diagd.decoding.engine import Batch, NextStep, Stream, check_ids
-from diagd.decoding.model import CausalModel
+from diagd.decoding.engine import Batch, NextStep, Stream
+from diagd.decoding.model import CausalModel, check_ids
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, FrameFormat, SequenceLayout, TokenGrid
 from diagd.decoding.strategies import exact
@@ -365,8 +365,7 @@ def generate_tokens(
     coming, max_slots = frame.layout(grid.num_frames).num_slots, engine.pop("max_slots", None)
     each = [model.prompts_of(one, row, len(prompt)) for row, one in enumerate(prompt)]
     needed = [coming + max(map(len, of_row)) for of_row in each]
-    limits: list[Any] = list(max_slots) if isinstance(max_slots, Sequence) else [max_slots]
-    limits *= len(needed) // len(limits)
+    limits: Any = max_slots if isinstance(max_slots, list) else [max_slots] * len(needed)
     holds = [
         most if limit is None else min(most, whole(limit, "max_slots"))
         for most, limit in zip(needed, limits, strict=True)

@@ -16,6 +16,16 @@ from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.visibility import NEVER, Rule, Seen, raster_rule
 
 
+def check_ids(ids: Tensor, limit: int, name: str) -> None:
+    """Refuse what are no int64 ids, or foreign ones."""
+    if ids.dtype != torch.int64:
+        raise ValueError(f"{name} must be int64, got {ids.dtype}")
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < limit:
+        raise ValueError(
+            f"{name} ids must be in [0, {limit}), got {int(ids.min())}..{int(ids.max())}"
+        )
+
+
 class StepFunction(Protocol):
     def __call__(self, lanes: Tensor, num_slots: int, first: int = 0, /) -> None:
         """Run lanes (see `Lanes`) of the sequences from `first` on, over so many cache slots."""
@@ -160,7 +170,7 @@ class CausalModel(Protocol):
         return Buffers(tokens, held, torch.full_like(held, NEVER), seeds, cache)
 
     def make_step(self, step: Step) -> StepFunction | None:
-        """Return what runs steps; None leaves it to `diagd.decoding.engine.run_step`."""
+        """Return what runs steps; None leaves it to `diagd.decoding.step.run_step`."""
         return None
 
     def forward(

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.decoding.engine import check_ids, steered
-from diagd.decoding.model import CausalModel
+from diagd.decoding.model import CausalModel, check_ids
 from diagd.decoding.schedule import DiagonalSchedule, FrameFormat, SequenceLayout, TokenGrid, feeds
+from diagd.decoding.step import steered
 from diagd.decoding.strategies.table import Strategy
 from diagd.decoding.visibility import NEVER, Seen, visible
 

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diagd.decoding.engine import check_ids
-from diagd.decoding.model import CausalModel, ModelShape, ModelWrapper
+from diagd.decoding.model import CausalModel, ModelShape, ModelWrapper, check_ids
 from diagd.decoding.visibility import Seen
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import diagd
 from diagd.backends.replay import Captured, Compiled, compile_for_one_shape
-from diagd.decoding.engine import run_step
 from diagd.decoding.model import ModelWrapper
+from diagd.decoding.step import run_step
 from diagd.models.transformer import Transformer
 from tests.decoding.cases import Case
 from tests.models.tiny import tiny_model

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import diagd
-from diagd.decoding.engine import Lanes
 from diagd.decoding.schedule import (
     MIN_WIDTH,
     SCRATCH,
@@ -20,6 +19,7 @@ from diagd.decoding.schedule import (
     make_plan,
     padded_width,
 )
+from diagd.decoding.step import Lanes
 from diagd.decoding.visibility import Seen
 from tests.decoding.cases import cases
 

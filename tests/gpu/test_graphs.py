@@ -10,7 +10,7 @@ import diagd
 from diagd.backends import replay
 from diagd.backends.prepare import prepare
 from diagd.backends.replay import Captured
-from diagd.decoding.engine import Lanes
+from diagd.decoding.step import Lanes
 from diagd.families.checkpoints import load_model
 from tests.decoding.cases import Case
 from tests.golden import FIXTURES

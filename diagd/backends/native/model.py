@@ -33,9 +33,9 @@ from diagd.backends.native.boundary import (
 )
 from diagd.backends.native.library import load_library
 from diagd.backends.native.weights import NativeDType, NativeWeights
-from diagd.decoding.engine import BLOCK, whole_blocks
 from diagd.decoding.model import CausalModel, Drawing, ModelShape, Step, StepFunction
 from diagd.decoding.sampling import Draw
+from diagd.decoding.step import BLOCK, whole_blocks
 from diagd.decoding.visibility import Seen
 from diagd.models.attention import check_cache_fits, check_sizes
 from diagd.models.rotary import grid_coordinates

@@ -27,8 +27,8 @@ from diagd.backends.webgpu.shader import (
     shader_of,
     weights_of,
 )
-from diagd.decoding.engine import BLOCK, Lanes, whole_blocks
 from diagd.decoding.model import Buffers, CausalModel, ModelShape, Step, StepFunction
+from diagd.decoding.step import BLOCK, Lanes, whole_blocks
 from diagd.decoding.visibility import Seen
 from diagd.extras import require
 from diagd.models.attention import check_cache_fits, check_sizes

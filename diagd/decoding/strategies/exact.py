@@ -20,8 +20,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from diagd.decoding.engine import Lanes, NextStep, Stream
+from diagd.decoding.engine import NextStep, Stream
 from diagd.decoding.schedule import SCRATCH, SequenceLayout, padded_width
+from diagd.decoding.step import Lanes
 from diagd.decoding.strategies.table import Exact
 
 # How drafts fare on the bundled model at temperature 1 (docs/log.md, exact decoding): lanes are

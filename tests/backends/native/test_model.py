@@ -18,11 +18,11 @@ from diagd.backends.native.compiler import SOURCES
 from diagd.backends.native.library import load_library
 from diagd.backends.native.model import NativeModel
 from diagd.backends.prepare import prepare
-from diagd.decoding.engine import Lanes
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.model import Buffers, Drawing, ModelWrapper, Step, StepFunction
 from diagd.decoding.sampling import Draw, SamplingOptions, ValidRanges
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.step import Lanes
 from diagd.decoding.visibility import Seen
 from tests.models.feeding import feed
 from tests.models.tiny import random_tokens, tiny_model, with_int8_weights, with_outliers

@@ -36,9 +36,9 @@ from diagd.backends.triton import model as with_kernels
 from diagd.backends.triton.attention import attend_slots, rotate_and_store
 from diagd.backends.triton.model import Kernels
 from diagd.backends.triton.sampling import draw
-from diagd.decoding.engine import run_step
 from diagd.decoding.model import CausalModel, Drawing, Step
 from diagd.decoding.sampling import SamplingOptions, ValidRanges
+from diagd.decoding.step import run_step
 from diagd.families.presets import PRESETS
 from diagd.models.transformer import Transformer
 from tests.backends.triton.compiling import Absent

@@ -19,7 +19,8 @@ from diagd.backends.native.wasm import RECORDS
 from diagd.backends.webgpu.model import FIELDS, Task
 from diagd.backends.webgpu.shader import UNIFORM, bytes_of
 from diagd.data.actions import ActionVocabulary
-from diagd.decoding.engine import BLOCK, Batch, whole_blocks
+from diagd.decoding.engine import Batch
+from diagd.decoding.step import BLOCK, whole_blocks
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.families.checkpoints import save_model, write_defaults
 from diagd.families.defaults import GenerationDefaults

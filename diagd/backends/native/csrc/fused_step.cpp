@@ -1,4 +1,4 @@
-// A step as one call: gather, decode, draw, scatter, as `run_step` of diagd/decoding/engine.py.
+// A step as one call: gather, decode, draw, scatter, as `run_step` of diagd/decoding/step.py.
 #include <algorithm>
 #include <vector>
 
@@ -14,7 +14,7 @@ int draw(const Draw* draw);
 
 namespace {
 
-enum { POSITIONS, SLOTS, INPUTS, OUTPUTS, STEPS, FRAMES, ROWS, COLUMNS, TURNS };  // decoding/engine.py
+enum { POSITIONS, SLOTS, INPUTS, OUTPUTS, STEPS, FRAMES, ROWS, COLUMNS, TURNS };  // decoding/step.py
 
 int take(int (*decode)(const Model*, const Step*), const Model& m, Step s, const Space& space) {
   static thread_local std::vector<int64_t> memory;

@@ -4,7 +4,8 @@ import torch
 
 import diagd
 from diagd.backends.native.model import NativeModel
-from diagd.decoding.engine import Batch, Lanes
+from diagd.decoding.engine import Batch
+from diagd.decoding.step import Lanes
 from diagd.decoding.strategies.exact import (
     TOKENS_PER_STEP,
     best_num_lanes,

@@ -45,7 +45,7 @@ namespace {
 
 constexpr uint32_t MAGIC = 0x64676961, VERSION = 5;  // "aigd"
 constexpr int64_t SCRATCH = -((int64_t)1 << 31), NEVER = ((int64_t)1 << 31) - 1;
-constexpr int PREFILL_LANES = 256, READ = 64;  // BLOCK of diagd/decoding/engine.py
+constexpr int PREFILL_LANES = 256, READ = 64;  // BLOCK of diagd/decoding/step.py
 
 enum { POSITIONS, SLOTS, INPUTS, OUTPUTS, STEPS, FRAMES, ROWS, COLUMNS, TURNS };  // of lanes
 enum { LOW = COLUMNS + 1, HIGH };  // of a GPU's
