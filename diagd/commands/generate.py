@@ -11,7 +11,7 @@ diagd generate --prompts clips --out dreams --workers 2   # one for each
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -24,6 +24,7 @@ from rich.console import Console
 from torch import Tensor
 
 from diagd.backends.devices import device_of
+from diagd.checks import shorten
 from diagd.console import duration, make_console, print_records, progress, track, waiting
 from diagd.data.actions import ActionCodec, parse_actions, read_actions
 from diagd.data.video import contact_sheet, save_frames, write_image
@@ -45,8 +46,12 @@ from diagd.workers import do_tasks
 _MAY_DIFFER = {"model", "config", "tokenizer", "text_encoder", "text_embedding"}
 
 
+# how it was made (JSON types), its context and new frames, and their rate
+Made = tuple[dict[str, Any], Tensor, float]
+
+
 class PromptWorker:
-    """A world that goes on from prompts, one after the other, as options say."""
+    """A world that goes on from prompts, some at once, as options say."""
 
     def __init__(self, options: GenerateOptions) -> None:
         self.options, self.device = options, device_of(options.device)
@@ -179,28 +184,54 @@ class PromptWorker:
         whole = {n: torch.cat([getattr(one, n) for one in made]) for n in ("frames", "tokens")}
         return replace(made[0], **whole)
 
-    def __call__(self, path: Path) -> tuple[dict[str, Any], Tensor, float]:
-        """Continue a prompt: how it was made (JSON types), its context and new frames, the rate."""
-        started = time.perf_counter()
-        prompt = self.read(path)
-        seed = seed_of(path.stem, self.options.seed)
-        video = self.generate(prompt, self.num_frames, self.strategy, seed)
-        record = {
-            "prompt": path.name,
-            "strategy": self.strategy.name,
-            "sampling": asdict(self.sampling),
-            "seed": seed,
-            "context_actions": prompt.context_actions,
-            "actions": prompt.coming_actions,
-            "notes": prompt.notes,
-            "stats": asdict(video.stats),
-            "wall_seconds": time.perf_counter() - started,  # with tokenizing and painting
-            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "dtype": self.world.dtype,
-            "backend": self.world.backend,
-            **self._provenance,
-        }
-        return record, torch.cat([prompt.frames, video.frames]), prompt.fps
+    def __call__(self, paths: Sequence[Path]) -> list[Made | ValueError]:
+        """Continue prompts, decoded at once; what is wrong with one is no matter of the others'."""
+        started, made = time.perf_counter(), dict[Path, Made | ValueError]()
+        prompts, seeds = dict[Path, Prompt](), list[int]()
+        for path in paths:
+            try:
+                prompts[path] = self.read(path)
+                seeds.append(seed_of(path.stem, self.options.seed))
+            except (ValueError, OSError) as error:
+                made[path] = ValueError(shorten(str(error)))
+        try:
+            videos = self._continue([*prompts.values()], seeds) if prompts else []
+        except ValueError as error:
+            if len(paths) > 1:
+                return [one for path in paths for one in self([path])]
+            videos, made[paths[0]] = [], ValueError(shorten(str(error)))
+        for (path, prompt), seed, video in zip(prompts.items(), seeds, videos, strict=False):
+            record = {
+                "prompt": path.name,
+                "strategy": self.strategy.name,
+                "sampling": asdict(self.sampling),
+                "seed": seed,
+                "context_actions": prompt.context_actions,
+                "actions": prompt.coming_actions,
+                "notes": prompt.notes,
+                "batch_size": len(prompts),
+                "stats": asdict(video.stats),  # of all of these, as are the seconds
+                "wall_seconds": time.perf_counter() - started,  # with tokenizing and painting
+                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+                "dtype": self.world.dtype,
+                "backend": self.world.backend,
+                **self._provenance,
+            }
+            made[path] = record, torch.cat([prompt.frames, video.frames]), prompt.fps
+        return [made[path] for path in paths]
+
+    def _continue(self, prompts: list[Prompt], seeds: list[int]) -> list[GeneratedVideo]:
+        actions = [prompt.coming_actions for prompt in prompts]
+        return self.world.generate(
+            prompts,
+            actions if self.world.vocabulary else None,
+            self.num_frames,
+            strategy=self.strategy,
+            sampling=self.sampling,
+            seed=seeds,
+            text=self._text,
+            guidance=self.options.guidance,
+        )
 
 
 def _continue_many(options: GenerateOptions, prompts: Path, out: Path) -> dict[str, Any]:
@@ -214,8 +245,10 @@ def _continue_many(options: GenerateOptions, prompts: Path, out: Path) -> dict[s
         before = [_read_record(path.stem, out, settings) for path in paths]
         missing = [path for path, record in zip(paths, before, strict=True) if record is None]
         num_done = len(paths) - len(missing)
-        results = do_tasks(missing, partial(PromptWorker, _decided(options, before)), options)
-        for path, made in track(results, "prompts", len(paths), num_done):
+        size = options.batch_size
+        parts = [tuple(missing[i : i + size]) for i in range(0, len(missing), size)]
+        results = do_tasks(parts, partial(PromptWorker, _decided(options, before)), options)
+        for path, made in track(_one_by_one(results), "prompts", len(paths), num_done):
             if isinstance(made, ValueError):
                 failed[path.name] = str(made)
             else:  # the video, then the file that says it is there
@@ -231,6 +264,13 @@ def _continue_many(options: GenerateOptions, prompts: Path, out: Path) -> dict[s
         console.print(f"  {name}: {why}")
     note_left_out(prompts, others, console.print)
     return {"out": str(out), "generated": generated, "done_before": num_done, "failed": failed}
+
+
+def _one_by_one(
+    results: Iterator[tuple[tuple[Path, ...], list[Made | ValueError] | ValueError]],
+) -> Iterator[tuple[Path, Made | ValueError]]:
+    for paths, made in results:
+        yield from zip(paths, made if isinstance(made, list) else [made] * len(paths), strict=True)
 
 
 def find_prompts(folder: Path) -> tuple[list[Path], list[Path]]:

@@ -42,7 +42,7 @@ PREFILL_LANES = {"cpu": 256, "cuda": 4096}
 
 
 class NextStep(NamedTuple):
-    """The lanes of one forward pass: fields (S', L) int64, stacked (8, S', L) or (11, S', L)."""
+    """What a strategy asks for: the lanes of one step of its stream's sequences."""
 
     lanes: Tensor  # (8 or 11, sequences, L) int64, padding at the end
     num_fed: int  # of them that are no padding, of a sequence
@@ -257,20 +257,18 @@ class Stream:
         max_slots: int,
         keep_frames: int | None,
     ) -> None:
-        self.batch, self.model, self.first, self.frame = batch, batch.model, first, frame
+        self.batch, self.model, self.first = batch, batch.model, first
         self.scales, self.max_slots = batch.model.scales, max_slots
         self.num_sequences = 1 + len(self.scales)
         self.end = first + self.num_sequences
         memory = batch.buffers
         self.held, self.fed_at = (of[first : self.end] for of in (memory.held, memory.fed_at))
+        self._set_frame(frame)
         fit = (max_slots + frame.one.num_leading) // frame.one.slots_per_frame
         self.keep_frames = max(1, fit // 2) if keep_frames is None else keep_frames
         self.reads_again = keep_frames is not None or not self.model.relative_positions
         self.shifts = [0] * self.num_sequences
         self.by = torch.zeros_like(self.held[:, :1])  # the same, (sequences, 1)
-        # on the device, which lists of indices would have to be copied to
-        places = frame.one.token_slots, frame.one.action_slots
-        self._visual, self._given = (self.held.new_tensor(of) for of in places)
         self.openings: Sequence[Tensor] = ()  # of each sequence, in place of its first tokens
         self.num_used = 0  # tokens of the sequence so far, those that left included
         # tokens of the prompt, of them fed, and to be fed before step 0, which feeds the last one
@@ -286,6 +284,25 @@ class Stream:
         self.next_step: NextStep | None = None
         # frames that were laid out, of them whole, and taken
         self.num_open = self.num_whole = self.num_taken = 0
+
+    def _set_frame(self, frame: FrameFormat) -> None:
+        self.frame, places = frame, (frame.one.token_slots, frame.one.action_slots)
+        # on the device, which lists of indices would have to be copied to
+        self._visual, self._given = (self.held.new_tensor(of) for of in places)
+
+    def go_on_with(self, frame: FrameFormat, sampling: SamplingOptions | None = None) -> None:
+        """Write frames of another format from now on; those before stay as a prefix of them.
+
+        ValueError where frames have left a full context: a window needs frames of one format.
+        """
+        if self.num_dropped_frames:
+            raise ValueError("the context is full: frames of another format have no place in it")
+        self.stop()
+        self._set_frame(frame)
+        self.num_prefix, self.num_held = self.num_used, 0
+        self.max_slots = min(self.max_slots, self.batch.scratch - frame.num_action_tokens)
+        self.window = self.room()
+        self.set_sampling(sampling or self.sampling)
 
     @property
     def tokens(self) -> Tensor:
@@ -415,8 +432,8 @@ class Stream:
     @torch.inference_mode()
     def _put(self, rows: Tensor, slots: Tensor, values: Tensor | int) -> None:
         places = slots + self.by
-        if (scratch := self.batch.scratch) and len(places) > 1:
-            places = torch.where(slots == scratch, scratch, places)
+        if self.num_sequences > 1:
+            places = torch.where(slots == self.batch.scratch, slots, places)
         rows.scatter_(1, places, values if isinstance(values, int) else values.expand_as(places))
 
     @torch.inference_mode()

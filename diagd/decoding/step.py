@@ -59,7 +59,9 @@ def _draw(model: CausalModel, step: Step, lane: Lanes, logits: Tensor, first: in
             continue
         own, stride = slice(since - begin, min(start, end) - begin), 1 + len(drawing.scales)
         seeds = step.buffers.seeds[since : min(start, end) : stride]
-        places = (field[own][::stride] for field in (lane.frames, lane.rows, lane.columns))
+        # no generator, which torch.compile would keep, and what it looks at
+        frames, rows, columns = lane.frames[own], lane.rows[own], lane.columns[own]
+        places = frames[::stride], rows[::stride], columns[::stride]
         draw = Draw(drawing.sampling, drawing.ranges, seeds, *places)
         ids = model.sample(steered(logits[own], drawing.scales), draw)
         drawn.append(ids.repeat_interleave(stride, 0) if stride > 1 else ids)

@@ -113,7 +113,9 @@ class Rotary(Waves):
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the pairs (i, i + D / 2) of x (B, heads, L, D) by angles ([B,] L, D / 2)."""
     first, second = x.chunk(2, dim=-1)
-    cos, sin = (of if of.ndim == 2 else of[:, None] for of in (cos.to(x.dtype), sin.to(x.dtype)))
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    if cos.ndim == 3:
+        cos, sin = cos[:, None], sin[:, None]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 

@@ -206,7 +206,7 @@ class VideoGenerator:
         strategy: Strategy | str = "k=1",
         context_actions: Any = None,
         sampling: SamplingOptions | None = None,
-        seed: int = 0,
+        seed: int | list[int] = 0,
         text: str | list[str] | Tensor | None = None,
         guidance: float | None = None,
         on_frame: Callable[[int], object] | None = None,
@@ -230,7 +230,7 @@ class VideoGenerator:
             context_actions: the m - 1 actions between the context frames, in any form of `actions`;
                 by default those in the jsonl file beside a path, or else the idle action.
             sampling: how tokens are drawn, the model's own way by default; always visual ids only.
-            seed: of the draws, 64 bits; row b of a batch uses seed + b.
+            seed: of the draws, 64 bits; row b of a batch uses seed + b, or its own of a list.
             text: what an image shows, for models that make images from texts; a list has one for
                 each of a batch. For video models that read a text, (1, M, size) states of a text
                 encoder; (B, M, size) for a batch.

@@ -68,7 +68,7 @@ class DecodingFlags:
 
 
 ONE_VIDEO = ("prompt", "images", "compare", "raster_frames")
-MANY_VIDEOS = ("workers", "worker_cpus", "worker_gpus", "address")
+MANY_VIDEOS = ("batch_size", "workers", "worker_cpus", "worker_gpus", "address")
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,11 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, Pool):
     raster_frames: int | None = None  # timed in raster order for the table; default 2, Cosmos 0
     # instead of --prompt: a folder of them; each has its own seed, made of its name and --seed
     prompts: Path | None = None
+    batch_size: int = 4  # of these prompts, decoded at once
 
     def __post_init__(self) -> None:
-        check_at_least(self, frames=1, context_frames=1, images=1, raster_frames=0, guidance=0)
+        bounds = dict.fromkeys(("frames", "context_frames", "images", "batch_size"), 1)
+        check_at_least(self, **bounds, raster_frames=0, guidance=0)
         strategy = self.decoding(GenerationDefaults(), 1)
         strategy.check()
         self.sampling(GenerationDefaults())

@@ -46,6 +46,7 @@ def generate(command, world, prompts, tmp_path):
 
     def run(*flags, model=world):
         base = ("--model", model, *SHORT, "--prompts", prompts, "--out", tmp_path / "out")
+        base += ("--batch-size", 2)
         return command("generate", *base, *flags, "--json")
 
     return run
@@ -57,9 +58,9 @@ def read(monkeypatch):
     names = []
     original = PromptWorker.__call__
 
-    def counting(self, path):
-        names.append(path.stem)
-        return original(self, path)
+    def counting(self, paths):
+        names.extend(path.stem for path in paths)
+        return original(self, paths)
 
     monkeypatch.setattr(PromptWorker, "__call__", counting)
     return names
@@ -259,6 +260,7 @@ def test_bad_input_is_refused_before_anything_is_written(flags, message, generat
     [
         (("--out", "dreams"), "a folder with --prompts only; one video goes to dreams.mp4"),
         (("--workers", 2), "workers is for many videos: it needs --prompts"),
+        (("--batch-size", 2), "batch_size is for many videos: it needs --prompts"),
         (("--address", "auto"), "address is for many videos: it needs --prompts"),
         (("--prompts", "."), "prompts need --out, a folder for their videos$"),
     ],

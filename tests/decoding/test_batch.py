@@ -284,3 +284,51 @@ def test_a_stream_whose_logits_break_ends_alone_and_leaves_nothing_behind(kernel
     assert newcomer.first == 1
     for own in (*frames, written):
         assert torch.equal(torch.stack(own), fine.alone(model))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_stream_goes_on_with_frames_of_another_format(name):
+    """As an image whose preview is written first: the picture sees it like a prompt."""
+    model = model_of(name)
+    batch, prompt = Batch(model, 1, 200), prompt_of(7, seed=3)
+    stream = batch.admit(diagd.FrameFormat(2, 3))
+    stream.read(prompt, 0)
+    (preview,) = written(batch, stream, "k=1", torch.empty(1, 0, dtype=torch.int64))
+    stream.go_on_with(diagd.FrameFormat(5, 4, 1), diagd.SamplingOptions(valid_range=(3, 9)))
+    actions = torch.tensor([[20], [21], [22]])
+    pictures = written(batch, stream, "k=1,d=3", actions)
+    known = torch.cat([prompt, preview.flatten()])
+    alone = diagd.generate_tokens(
+        model,
+        known[None],
+        "k=1,d=3",
+        actions[None],
+        0,
+        diagd.TokenGrid(3, 5, 4),
+        diagd.SamplingOptions(valid_range=(3, 9)),
+    )
+    assert torch.equal(torch.stack(pictures), alone.tokens[0])
+
+
+def test_another_format_has_no_place_in_a_full_context():
+    batch = Batch(model_of("native"), 1, 60)
+    stream = batch.admit(diagd.FrameFormat(2, 3), max_slots=20)
+    stream.read(prompt_of(7, seed=3), 1)
+    written(batch, stream, "raster", torch.empty(5, 0, dtype=torch.int64))
+    with pytest.raises(ValueError, match="context is full: frames of another format have no place"):
+        stream.go_on_with(diagd.FrameFormat(3, 5))
+
+
+def prompt_of(length, seed):
+    return torch.randint(18, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+def written(batch, stream, strategy, actions):
+    """Have a stream write its frames, and return them."""
+    diagd.write_frames(stream, strategy, actions)
+    frames = []
+    while len(frames) < len(actions):
+        batch.step()
+        while stream.num_taken < stream.num_whole:
+            frames.append(stream.take_frame())
+    return frames
