@@ -23,6 +23,7 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
+from diagd.backends.names import DTypeChoice
 from diagd.commands.evaluate import ClipMeter, Task
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.evaluation.comparison import grouped, summarize
@@ -54,13 +55,15 @@ class Options:
     strategy: tuple[str, ...] = ("exact", "k=1", "k=2", "k=4", "k=1,d=14")  # beside raster
     num_clips: int = 64
     frames: int = 17  # of a clip, the first of them given: FVD is of 16
+    priced_frames: int = 8  # of a clip, the first of them given: as many as the worlds hold
+    dtype: DTypeChoice = "bfloat16"  # of the weights
     sizes: tuple[int, ...] = (16, 32, 64)  # numbers of clips that FVD is given of
 
 
 def evaluate(options: Options, *flags: str) -> None:
     command = [sys.executable, "-m", "diagd", "evaluate", "--clips", str(options.clips)]
     command += ["--out", str(options.out), "--models", *options.models]
-    command += ["--num-clips", str(options.num_clips), "--frames", str(options.frames), *flags]
+    command += ["--num-clips", str(options.num_clips), "--dtype", options.dtype, *flags]
     subprocess.run(command, check=True)
 
 
@@ -79,7 +82,8 @@ def real_features(options: Options, results: Results) -> Features:
         fvd_detector="i3d",
         fvd_resize="stretch",
     )
-    meter, label = ClipMeter(meant, "float32"), next(iter(meant.labelled_models()))
+    label = next(iter(meant.labelled_models()))  # whose tokenizer says how large pictures are
+    meter = ClipMeter(meant, "float32", {label: "auto"})
     others = [name for name in find_clips(options.clips) if name not in measured]
     for name in others[: options.num_clips]:
         if name not in features:
@@ -174,9 +178,10 @@ def main(options: Options) -> None:
     if [*options.sizes] != sorted(options.sizes) or any(a == b for a, b in pairwise(options.sizes)):
         raise ValueError(f"sizes must rise, got {options.sizes}")
     weights = "--fvd-detector", "i3d", "--fvd-resize", "stretch", "--perceptual", "stlpips-alex"
-    evaluate(options, "--strategy", *options.strategy, *weights)
+    evaluate(options, "--frames", str(options.frames), "--strategy", *options.strategy, *weights)
     judged = [name for name in options.strategy if parse_strategy(name).has_schedule]
-    evaluate(options, "--teacher-forced", "--strategy", *judged)
+    priced = "--teacher-forced", "--frames", str(options.priced_frames)
+    evaluate(options, *priced, "--strategy", *judged)
     results = read_results(options.out / RESULTS_FILE)
     prices = read_results(options.out / LIKELIHOOD_FILE)
     document = table(results, prices, real_features(options, results), options.sizes)
