@@ -14,6 +14,7 @@ the same number, the floor, and is given by number of clips.
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -44,6 +45,7 @@ from diagd.metrics.frechet import frechet_distance
 
 REAL_FILE = "real.jsonl"
 DRAWS = 20  # subsets of the clips, over which FVD of fewer is a mean
+MEANS = "stlpips", "psnr", "ssim"
 Features = NDArray[np.floating[Any]]
 
 
@@ -51,7 +53,7 @@ Features = NDArray[np.floating[Any]]
 class Options:
     clips: Path  # held-out clips, twice --num-clips or more
     out: Path
-    models: tuple[str, ...] = ("maze",)  # bundled names or folders; label=folder names one
+    models: tuple[str, ...] = ("maze", "doom")  # bundled names or folders; label=folder names one
     strategy: tuple[str, ...] = ("exact", "k=1", "k=2", "k=4", "k=1,d=14")  # beside raster
     num_clips: int = 64
     frames: int = 17  # of a clip, the first of them given: FVD is of 16
@@ -93,15 +95,19 @@ def real_features(options: Options, results: Results) -> Features:
     return np.stack([features[name] for name in others[: options.num_clips]])
 
 
-def by_size(features: Features, truth: Features, sizes: tuple[int, ...]) -> dict[str, float]:
-    """Return the mean FVD of as many clips, by their number, over `DRAWS` subsets of them."""
-    random, found = np.random.default_rng(0), dict[str, float]()
-    for size in sizes:
-        if size <= len(truth):
-            count = 1 if size == len(truth) else DRAWS
-            draws = [random.permutation(len(truth))[:size] for _ in range(count)]
-            values = [frechet_distance(features[draw], truth[draw]) for draw in draws]
-            found[str(size)] = float(np.mean(values))
+def by_size(
+    features: Features, truth: Features, sizes: Iterable[int]
+) -> dict[int, NDArray[np.float64]]:
+    """Return FVD of so many clips, by their number: of all, or of each of `DRAWS` subsets.
+
+    Subsets are the same for features of equally many clips. Half of the clips vary from subset to
+    subset as FVD of all does with other clips (the delete-half jackknife).
+    """
+    random, found = np.random.default_rng(0), dict[int, NDArray[np.float64]]()
+    for size in sorted({size for size in sizes if size <= len(truth)}):
+        count = 1 if size == len(truth) else DRAWS
+        draws = [random.permutation(len(truth))[:size] for _ in range(count)]
+        found[size] = np.array([frechet_distance(features[draw], truth[draw]) for draw in draws])
     return found
 
 
@@ -126,55 +132,85 @@ def table(results: Results, prices: Results, real: Features, sizes: tuple[int, .
         key: np.stack([unpack(record["features"]["fvd"]) for record in clips.values()])
         for key, clips in groups.items()
     }
-    rows, floor = [], {}
-    for row in summarize(results):
-        model, strategy = row["model"], row["strategy"]
+    rows, floor, ranks = [], {}, {}
+    for model in dict.fromkeys(model for model, _ in groups):
         truth = features[model, "truth"]
-        count = min(len(truth), len(real))
-        floor[model] = by_size(real[:count], truth[:count], sizes)
-        is_exact = strategy not in BASELINES and parse_strategy(strategy).promise == "tokens"
-        found = nats.get((model, RASTER if is_exact else strategy))
-        rows.append(
-            {
+        half, own = len(truth) // 2, dict[str, NDArray[np.float64]]()
+        for row in (row for row in summarize(results) if row["model"] == model):
+            name = row["strategy"]
+            repeats = name not in BASELINES and parse_strategy(name).promise == "tokens"
+            found = by_size(features[model, name], truth, (*sizes, half))
+            own[name] = found[half]
+            price = nats.get((model, RASTER if repeats else name))
+            one = {
                 "model": model,
-                "strategy": strategy,
+                "strategy": name,
                 "clips": row["clips"],
-                "nats": found and float(np.mean(found)),
-                "fvd": by_size(features[model, strategy], truth, sizes),
-                **{name: row[name] and row[name]["mean"] for name in ("stlpips", "psnr", "ssim")},
+                "nats": price and float(np.mean(price)),
+                "fvd": {str(size): float(found[size].mean()) for size in sizes if size in found},
+                "fvd_error": float(own[name].std(ddof=1)),
+                "over_raster_error": float((own[name] - own[RASTER]).std(ddof=1)),
+                "repeats_raster": repeats and name != RASTER,
             }
-        )
-    ranks = {}
-    for model in dict.fromkeys(row["model"] for row in rows):
-        own = [row for row in rows if row["model"] == model and row["nats"] is not None]
-        for name in ("fvd", "stlpips"):
-            seen = [[*row["fvd"].values()][-1] if name == "fvd" else row[name] for row in own]
-            ranks[f"{model}, {name}"] = rank_correlation([row["nats"] for row in own], seen)
+            for key in MEANS:
+                low, high = row[key]["interval"]
+                one |= {key: row[key]["mean"], f"{key}_error": (high - low) / 4}
+            rows.append(one)
+        count = min(len(truth), len(real))
+        apart = by_size(real[:count], truth[:count], sizes)
+        floor[model] = {str(size): float(values.mean()) for size, values in apart.items()}
+        priced = [row for row in rows if row["model"] == model and row["nats"] is not None]
+        priced = [row for row in priced if not row["repeats_raster"]]
+        price = [row["nats"] for row in priced]
+        halves = np.stack([own[row["strategy"]] for row in priced], axis=1)
+        ranks[model] = {
+            "strategies": len(priced),
+            "fvd": rank_correlation(price, [last(row["fvd"]) for row in priced]),
+            "fvd of halves": [rank_correlation(price, [*half]) for half in halves],
+            **{key: rank_correlation(price, [row[key] for row in priced]) for key in MEANS},
+        }
     return {"rows": rows, "floor": floor, "rank_correlation_with_nats": ranks}
+
+
+def last(by_number: dict[str, float]) -> float:
+    return [*by_number.values()][-1]
 
 
 def markdown(document: Any) -> str:
     sizes = list(document["rows"][0]["fvd"])
     head = ["model", "strategy", "clips", "nats a token", *(f"FVD of {size}" for size in sizes)]
-    head += ["ST-LPIPS", "PSNR", "SSIM"]
+    head += ["over raster", "ST-LPIPS", "PSNR", "SSIM"]
     lines = [head, ["---"] * len(head)]
     for row in document["rows"]:
         nats = "-" if row["nats"] is None else f"{row['nats']:.4f}"
         fvd = [f"{row['fvd'][size]:.0f}" for size in sizes]
+        fvd[-1] += f" ±{row['fvd_error']:.0f}"
+        rasters = [r for r in document["rows"] if r["model"] == row["model"]]
+        over = last(row["fvd"]) - last(rasters[0]["fvd"])
+        more = f"{over:+.0f} ±{row['over_raster_error']:.0f}" if row["over_raster_error"] else "-"
         others = f"{row['stlpips']:.3f}", f"{row['psnr']:.2f}", f"{row['ssim']:.3f}"
-        lines.append([row["model"], row["strategy"], str(row["clips"]), nats, *fvd, *others])
+        lines.append([row["model"], row["strategy"], str(row["clips"]), nats, *fvd, more, *others])
     for model, floor in document["floor"].items():
         values = [f"{floor[size]:.0f}" if size in floor else "-" for size in sizes]
-        lines.append([model, "real against real", "", "", *values, "", "", ""])
+        lines.append([model, "real against real", "", "", *values, "", "", "", ""])
     text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-    found = ", ".join(
-        f"{name} {'-' if value is None else format(value, '.2f')}"
-        for name, value in document["rank_correlation_with_nats"].items()
-    )
-    return f"{text}\n\nSpearman's rank correlation with nats: {found}.\n"
+    for model, ranks in document["rank_correlation_with_nats"].items():
+        said = ", ".join(f"{name} {_number(ranks[name])}" for name in ("fvd", *MEANS))
+        text += f"\n\n{model}, Spearman's rank correlation with nats over {ranks['strategies']} "
+        text += f"strategies: {said}."
+        if halves := [value for value in ranks["fvd of halves"] if value is not None]:
+            text += f" FVD of halves of the clips: {min(halves):.2f} to {max(halves):.2f}, on "
+            text += f"average {np.mean(halves):.2f}."
+    return text + "\n"
+
+
+def _number(value: Any) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def main(options: Options) -> None:
+    if options.num_clips < 4:
+        raise ValueError(f"num_clips must be at least 4, got {options.num_clips}")
     if [*options.sizes] != sorted(options.sizes) or any(a == b for a, b in pairwise(options.sizes)):
         raise ValueError(f"sizes must rise, got {options.sizes}")
     weights = "--fvd-detector", "i3d", "--fvd-resize", "stretch", "--perceptual", "stlpips-alex"
