@@ -119,7 +119,7 @@ def rank_correlation(first: list[float], second: list[float]) -> float | None:
     ]
     if len(first) < 3 or any(np.ptp(one) == 0 for one in ranks):
         return None
-    return float(np.corrcoef(ranks)[0, 1])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def table(results: Results, prices: Results, real: Features, sizes: tuple[int, ...]) -> Any:
