@@ -8,7 +8,7 @@
 Every stage resumes: `diagd evaluate` generates, and prices by teacher forcing; then I3D looks at
 real clips that no model continued. true_weights.json and .md hold a row for each model and
 strategy. FVD of few clips is too high, so each stands beside real clips against other real ones of
-the same number, the floor, and is given by number of clips.
+the same number, the floor, and is given by number of clips; ± is its standard error over clips.
 """
 
 import json
@@ -177,21 +177,21 @@ def last(by_number: dict[str, float]) -> float:
 
 
 def markdown(document: Any) -> str:
-    sizes = list(document["rows"][0]["fvd"])
+    sizes = max((row["fvd"] for row in document["rows"]), key=len)
     head = ["model", "strategy", "clips", "nats a token", *(f"FVD of {size}" for size in sizes)]
     head += ["over raster", "ST-LPIPS", "PSNR", "SSIM"]
     lines = [head, ["---"] * len(head)]
     for row in document["rows"]:
-        nats = "-" if row["nats"] is None else f"{row['nats']:.4f}"
-        fvd = [f"{row['fvd'][size]:.0f}" for size in sizes]
-        fvd[-1] += f" ±{row['fvd_error']:.0f}"
-        rasters = [r for r in document["rows"] if r["model"] == row["model"]]
-        over = last(row["fvd"]) - last(rasters[0]["fvd"])
+        nats = _number(row["nats"], 4)
+        fvd = [_number(row["fvd"].get(size), 0) for size in sizes]
+        fvd[len(row["fvd"]) - 1] += f" ±{row['fvd_error']:.0f}"
+        raster, *_ = (other for other in document["rows"] if other["model"] == row["model"])
+        over = last(row["fvd"]) - last(raster["fvd"])
         more = f"{over:+.0f} ±{row['over_raster_error']:.0f}" if row["over_raster_error"] else "-"
         others = f"{row['stlpips']:.3f}", f"{row['psnr']:.2f}", f"{row['ssim']:.3f}"
         lines.append([row["model"], row["strategy"], str(row["clips"]), nats, *fvd, more, *others])
     for model, floor in document["floor"].items():
-        values = [f"{floor[size]:.0f}" if size in floor else "-" for size in sizes]
+        values = [_number(floor.get(size), 0) for size in sizes]
         lines.append([model, "real against real", "", "", *values, "", "", "", ""])
     text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
     for model, ranks in document["rank_correlation_with_nats"].items():
@@ -204,8 +204,8 @@ def markdown(document: Any) -> str:
     return text + "\n"
 
 
-def _number(value: Any) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def main(options: Options) -> None:
