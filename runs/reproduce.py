@@ -217,8 +217,8 @@ TABLES = {
         arms_ranges,
     ),
     "weights": Table(
-        "both worlds in one maze by true weights: FVD of I3D, ST-LPIPS, price (docs/commands.md)",
-        "2 hours",
+        "both worlds by published weights (docs/commands.md): FVD, ST-LPIPS, price",
+        "1 hour",
         (
             f"diagd record --scenario my_way_home --clips 128 --first-seed 1000000 "
             f"--out {WORK}/real",

@@ -318,7 +318,7 @@ class VideoGenerator:
         )
 
     def warn_of_foreign(self, prompts: Iterable[Tensor]) -> None:
-        """Warn of the first prompt (m, H_px, W_px, 3) that looks like nothing learned, if any."""
+        """Warn of the first of `prompts` (m, H_px, W_px, 3) that looks like nothing learned."""
         source = self.source
         for frames in prompts:
             if source is None or not len(frames):  # of no folder, or an image of a text
