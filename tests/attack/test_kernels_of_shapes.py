@@ -69,7 +69,9 @@ def is_close(found: Tensor, expected: Tensor, weights: str) -> bool:
 
 
 @pytest.mark.parametrize("number", range(SHAPES))
-def test_a_step_of_an_odd_shape_is_that_of_pytorch(number: int) -> None:
+def test_a_step_of_an_odd_shape_is_that_of_pytorch(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chance = random.Random(number)
     torch.manual_seed(number)
     shape, weights = odd_shape(chance), chance.choice(("float32", "bfloat16", "int8"))
@@ -78,6 +80,8 @@ def test_a_step_of_an_odd_shape_is_that_of_pytorch(number: int) -> None:
         with pytest.raises(ValueError, match="our kernels need head_dim <= 512 in int8"):
             NativeModel(model, weights)
         return
+    if number % 2:  # activations of int8 have two digits
+        monkeypatch.setattr("diagd.backends.native.weights.HIGHEST_GAIN", 0)
     native = NativeModel(model, weights)
     native.max_threads = chance.choice((1, 2, 3, 64))
     torch.set_num_threads(native.max_threads)

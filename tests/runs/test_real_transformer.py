@@ -115,7 +115,8 @@ def test_a_trained_transformer_writes_what_transformers_writes(trained):
 
 @pytest.mark.slow
 @torch.inference_mode()
-def test_a_trained_transformer_costs_little_in_bfloat16(trained):
+def test_a_trained_transformer_costs_little_in_bfloat16_and_int8(trained):
     found = real_transformer.price(trained)["types"]
     assert abs(found["native float32"]["nats"]) < 1e-4
     assert abs(found["native bfloat16"]["nats"]) < 0.01
+    assert found["native int8"]["divergence"] < 0.01  # of which one digit costs 0.2

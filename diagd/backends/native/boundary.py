@@ -54,7 +54,7 @@ class ModelRecord(Record):
     _fields_ = fields(
         (INT, "hidden_size intermediate_size num_layers num_heads num_kv_heads head_dim"),
         (INT, "vocab_size rms gated num_embeddings max_positions prefix num_action_tokens"),
-        (INT, "grid_width tokens_per_frame head_size sliding_window"),
+        (INT, "grid_width tokens_per_frame head_size sliding_window two_digits"),
         (FLOAT, "norm_eps"),
         (POINTER, "embeddings head positions frequencies axes norm norm_bias"),
         (POINTER, "head_scale head_bias head_proj head_proj_scale head_proj_bias weights"),

@@ -63,7 +63,7 @@ class NativeModel(CausalModel):
 
     Activations are float32. With int8, products are of whole numbers, the same bits on every
     processor: weights with a scale for each output, activations of 7 bits with one for each lane,
-    keys and values of 12 bits (`csrc/integers.h`).
+    or of 14 where the model `has_outliers`, keys and values of 12 bits (`csrc/integers.h`).
     """
 
     def __init__(

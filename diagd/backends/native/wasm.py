@@ -31,7 +31,7 @@ from diagd.decoding.schedule import Order, SequenceLayout, make_plan
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.vq import VQTokenizer
 
-MAGIC, VERSION = 0x64676961, 3
+MAGIC, VERSION = 0x64676961, 4
 BLOCK = 16  # columns of a block of weights, where a register has 16 bytes
 ALIGNED = 64  # bytes
 

@@ -65,7 +65,7 @@ const void* blocks(int columns, int K, int block = library_block) {
 }
 
 template <class W>
-int check(int (*decode)(const Model*, const Step*), const char* name) {
+int check(int (*decode)(const Model*, const Step*), const char* name, int two_digits = 0) {
   state = 1;
   const int qkv = (HEADS + 2 * KV_HEADS) * HEAD;
   LayerWeights layers[LAYERS];
@@ -81,8 +81,8 @@ int check(int (*decode)(const Model*, const Step*), const char* name) {
   const double frequencies[HEAD / 2] = {1, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.001};
   const int64_t axes[HEAD / 2] = {};
   Model model{HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD, VOCAB, 1, 1, VOCAB, 64, 0, 0, 0, 0,
-              INNER, WINDOW, 1e-5f, floats(VOCAB * HIDDEN, 1), blocks<W>(VOCAB, INNER), nullptr, frequencies,
-              axes, floats(HIDDEN, 0.1f, 1), nullptr, scale(VOCAB), floats(VOCAB, 0.1f),
+              INNER, WINDOW, two_digits, 1e-5f, floats(VOCAB * HIDDEN, 1), blocks<W>(VOCAB, INNER),
+              nullptr, frequencies, axes, floats(HIDDEN, 0.1f, 1), nullptr, scale(VOCAB), floats(VOCAB, 0.1f),
               blocks<W>(INNER, HIDDEN), scale(INNER), floats(INNER, 0.1f), layers};
   layers[LAYERS - 1].slides = 1;
   if (PACKED<W> > 1) model.embeddings = blocks<Pair>(VOCAB, HIDDEN, 1);
@@ -135,5 +135,6 @@ int main(int, char** arguments) {
   const int f32 = check<float>(decoder("decode_f32"), "f32");
   const int bf16s = check<Pair>(decoder("decode_bf16"), "bf16");
   const int int8 = check<Quad>(decoder("decode_int8"), "int8");
-  return f32 ? f32 : bf16s ? bf16s : int8;
+  const int two_digits = check<Quad>(decoder("decode_int8"), "int8-two-digits", 1);
+  return f32 ? f32 : bf16s ? bf16s : int8 ? int8 : two_digits;
 }

@@ -20,7 +20,7 @@ from diagd.decoding.sampling import Draw, SamplingOptions, ValidRanges
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.models.attention import SlotRule
 from tests.models.feeding import feed
-from tests.models.tiny import random_tokens, tiny_model
+from tests.models.tiny import random_tokens, tiny_model, with_int8_weights, with_outliers
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,23 @@ def test_int8_refuses_heads_wider_than_its_sums_are_safe_for():
     assert feed(model, random_tokens(1, 9), torch.arange(9)).isfinite().all()
 
 
+@pytest.mark.parametrize("outliers", [0, 9, -40])
+@torch.no_grad()
+def test_int8_activations_have_a_second_digit_where_a_norm_has_outliers(outliers, monkeypatch):
+    model, tokens = tiny_model(hidden_size=96, intermediate_size=160), random_tokens(2, 50)
+    if outliers:
+        with_outliers(model, outliers)
+    exact = with_int8_weights(model).logits(tokens)
+
+    def error():
+        fed = feed(NativeModel(model, "int8"), tokens, torch.arange(50) // 7)
+        return ((fed - exact).square().mean().sqrt() / exact.std()).item()
+
+    found = error()
+    monkeypatch.setattr("diagd.backends.native.weights.HIGHEST_GAIN", float("inf"))
+    assert found < error() / 10 if outliers else found == error()
+
+
 @torch.no_grad()
 def test_float32_stays_exact_where_the_largest_activation_matters_least():
     model, tokens = tiny_model(num_layers=3), random_tokens(1, 50)
@@ -64,11 +81,13 @@ def test_float32_stays_exact_where_the_largest_activation_matters_least():
     assert (fed - exact).abs().max() < 3e-6 * exact.abs().max()
 
 
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int8, outliers"])
 def test_the_bits_of_a_lane_are_its_own_past_every_tile(weights):
     """Keys in two parts, weights in two panels, rows in many groups."""
+    weights, _, outliers = weights.partition(", ")
     changes = {"hidden_size": 288, "intermediate_size": 544, "max_positions": 700, "num_layers": 1}
-    native, tokens = NativeModel(tiny_model(**changes), weights), random_tokens(1, 640)
+    model, tokens = tiny_model(**changes), random_tokens(1, 640)
+    native = NativeModel(with_outliers(model) if outliers else model, weights)
 
     def logits(*chunks: int) -> torch.Tensor:
         cache, fed, at = native.make_cache(1, 700), [], 0

@@ -151,8 +151,10 @@ def test_frames_are_those_of_python(kernels, packed, world, scene, temperature, 
         assert (pixels[..., 3] == 255).all()
 
 
-def test_a_world_s_own_top_k_holds_in_a_browser(kernels, world, tmp_path):
+@pytest.mark.parametrize("gain", [3, 0])  # above which activations have a second digit
+def test_a_world_s_own_top_k_holds_in_a_browser(gain, kernels, world, tmp_path, monkeypatch):
     """Of a world that is greedy until the page says otherwise, too."""
+    monkeypatch.setattr("diagd.backends.native.weights.HIGHEST_GAIN", gain)
     greedy = shutil.copytree(world, tmp_path / "greedy")
     write_defaults(greedy, GenerationDefaults(temperature=0, top_k=3))
     generator = VideoGenerator.from_pretrained(greedy, dtype="int8")

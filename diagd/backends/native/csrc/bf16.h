@@ -205,7 +205,8 @@ struct Input<Pair> {
   int rows;
   Rows16 rounded;  // for the matrix units tile by tile, else row by row
 
-  Input(const float* x, ptrdiff_t stride, int rows, int K) : rows(rows), rounded(room(rows, K)) {
+  Input(const float* x, ptrdiff_t stride, int rows, int K, int = 1)
+      : rows(rows), rounded(room(rows, K)) {
     for (int row = 0; row < rows; row++)
       for (int k = 0; k < K; k += WIDTH)
         round_to(rounded.of(row, k) + row % 16 * rounded.pitch + k % STEP,

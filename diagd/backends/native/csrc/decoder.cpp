@@ -90,6 +90,7 @@ struct Decoder {
   const Step& s;
   const int rows = s.batch * s.lanes, head = ceil_to(m.head_dim, BLOCK);
   const int hidden = ceil_to(m.hidden, BLOCK), inner = ceil_to(m.intermediate, BLOCK);
+  const int digits = m.two_digits ? 2 : 1;  // of activations
   const int group = m.heads / m.kv_heads;  // heads of queries for a head of the cache
   const int q_width = m.heads * m.head_dim, kv_width = m.kv_heads * m.head_dim;
   const int qkv = ceil_to(q_width + 2 * kv_width, BLOCK), attended = ceil_to(q_width, BLOCK);
@@ -108,7 +109,7 @@ struct Decoder {
 
   // What a thread needs beside `memory`.
   int reserve() const {
-    Input<W>::reserve(rows, std::max({hidden, attended, inner, last}));
+    Input<W>::reserve(rows * digits, std::max({hidden, attended, inner, last}));
     Input<Cached>::reserve(Attending::AT_ONCE, head);
     return 0;
   }
@@ -117,7 +118,7 @@ struct Decoder {
   void multiply_share(int thread, int threads, const float* in, int stride, const Matrix<W>& w,
                       int columns, float* out, int out_stride, bool add) const {
     const int64_t blocks = ceil_to(columns, BLOCK) / BLOCK;
-    multiply(Input<W>(in, stride, rows, w.K), w, blocks * thread / threads,
+    multiply(Input<W>(in, stride, rows, w.K, digits), w, blocks * thread / threads,
              blocks * (thread + 1) / threads, out, out_stride, add);
   }
 
@@ -330,7 +331,7 @@ struct Decoder {
       const int64_t blocks = inner / BLOCK;
       const int from = blocks * thread / threads, to = blocks * (thread + 1) / threads;
       const Matrix<W> gate_up = matrix(w.gate_up, hidden, w.gate_up_bias, w.gate_up_scale);
-      const Input<W> both(normed, x_stride, rows, hidden);
+      const Input<W> both(normed, x_stride, rows, hidden, digits);
       multiply(both, gate_up, from, to, middle, middle_stride, false);
       if (m.gated)
         multiply(both, gate_up, from + blocks, to + blocks, middle, middle_stride, false);
@@ -351,7 +352,7 @@ struct Decoder {
                            int out_stride) {
       const int64_t blocks = ceil_to(columns, BLOCK) / BLOCK;
       const int from = blocks * thread / threads, to = blocks * (thread + 1) / threads;
-      multiply(Input<W>(in, stride, kept, w.K), w, from, to, out, out_stride, false);
+      multiply(Input<W>(in, stride, kept, w.K, digits), w, from, to, out, out_stride, false);
       return std::pair(from * BLOCK, to * BLOCK);
     };
     const float* in = normed;

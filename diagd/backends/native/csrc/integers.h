@@ -1,7 +1,7 @@
-// Products of whole numbers: weights of 8 bits with activations of 7, keys of 12 bits with queries of 12,
-// and values of 10 with weights of softmax of 13. Floats become whole numbers row by row, each with a scale of its
-// own. Sums are exact, so the results are the same bits on every processor, however many lanes share
-// a step and whichever unit multiplies.
+// Products of whole numbers: weights of 8 bits with activations of one digit of 7 bits or two, keys of
+// 12 bits with queries of 12, and values of 10 with weights of softmax of 13. Floats become whole
+// numbers row by row, each with a scale of its own. Sums are exact, so the results are the same bits on
+// every processor, however many lanes share a step and whichever unit multiplies.
 #pragma once
 #include "bf16.h"
 
@@ -35,17 +35,29 @@ struct Rounded {
   }
 };
 
-// 64 is added to each number, so it has 7 bits and no sign; the blocks of weights begin with what that
-// adds to the sums, taken off.
+// Digits of 7 bits, the second one in a row below the first: where a number of a row is much larger than
+// the rest, one digit keeps little of those. 64 is added to each, so it has no sign; the blocks of
+// weights begin with what that adds to the sums, taken off.
 template <>
 struct Input<Quad> : Rounded<int8_t> {
-  Input(const float* from, ptrdiff_t from_stride, int rows, int K)
-      : Rounded(rows, ceil_to(K, 64)) {
-    for (int row = 0; row < rows; row++) {
-      int8_t* to = x + row * stride;
-      scales[row] = round_row(from + row * from_stride, K, 63,
-                              [&](int k, Ints numbers) { put_bytes(to + k, numbers + 64); });
-      std::memset(to + K, 64, ceil_to(K, 64) - K);
+  const int digits;
+
+  Input(const float* from, ptrdiff_t from_stride, int count, int K, int digits = 1)
+      : Rounded(count * digits, ceil_to(K, 64)), digits(digits) {
+    constexpr int HIGHEST = 63;
+    for (int row = 0; row < count; row++, from += from_stride) {
+      int8_t *first = x + row * digits * stride, *second = first + stride;
+      if (digits == 1)
+        scales[row] = round_row(
+            from, K, HIGHEST, [&](int k, Ints numbers) { put_bytes(first + k, numbers + 64); });
+      else
+        scales[row] = DIGIT * round_row(from, K, HIGHEST * DIGIT, [&](int k, Ints numbers) {
+          const Ints high = to_ints(to_floats(numbers) * (1.0f / DIGIT));
+          put_bytes(first + k, high + 64);
+          put_bytes(second + k, numbers - high * DIGIT + 64);  // at most DIGIT / 2 in magnitude
+        });
+      for (int digit = 0; digit < digits; digit++)
+        std::memset(first + digit * stride + K, 64, ceil_to(K, 64) - K);
     }
   }
   static void reserve(int rows, int K) { Rounded(rows, ceil_to(K, 64)); }
@@ -95,9 +107,15 @@ static void multiply_tiles(const Input<Quad>& in, const Matrix<Quad>& w, int fro
       }
       _tile_stored(0, sums[0], ROW);
       _tile_stored(1, sums[0] + LINE, ROW);
-      for (int row = 0; row < std::min(16, in.rows - first); row++)
-        for (int at = 0; at < BLOCK; at += LINE)
-          finish(out, first + row, b * BLOCK + at, *(const Ints*)(sums[row] + at));
+      const Output here = out.from(first);
+      for (int row = 0; row < std::min(16, in.rows - first); row += in.digits)
+        for (int at = 0; at < BLOCK; at += LINE) {
+          const Ints high = *(const Ints*)(sums[row] + at);
+          if (in.digits == 1)
+            finish(here, row, b * BLOCK + at, high);
+          else
+            finish(here, row / 2, b * BLOCK + at, high, *(const Ints*)(sums[row + 1] + at));
+        }
     }
   _tile_release();
 }
@@ -108,7 +126,7 @@ static void multiply_tiles(const Input<Quad>&, const Matrix<Quad>&, int, int, co
 template <>
 void multiply(const Input<Quad>& in, const Matrix<Quad>& w, int from, int to, float* out,
               ptrdiff_t out_stride, bool add) {
-  const Output output{out, out_stride, w.bias, w.scale, add, in.scales};
+  const Output output{out, out_stride, w.bias, w.scale, add, in.scales, in.digits};
   if (matrix_units())
     multiply_tiles(in, w, from, to, output);
   else

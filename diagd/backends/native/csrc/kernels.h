@@ -40,12 +40,16 @@ struct Output {
   const float *bias = nullptr, *scale = nullptr;
   bool add = false;
   const float* row_scale = nullptr;  // of sums of whole numbers
+  int digits = 1;                    // rows of x to a row of these: sums of each digit
 
   bool plain() const { return !bias && !scale && !add && !row_scale; }
-  Output from(int row) const {
-    return {to + row * stride, stride, bias, scale, add, row_scale ? row_scale + row : nullptr};
+  Output from(int row_of_x) const {
+    const int row = row_of_x / digits;
+    const float* scales = row_scale ? row_scale + row : nullptr;
+    return {to + row * stride, stride, bias, scale, add, scales, digits};
   }
 };
+constexpr int DIGIT = 126;  // what a step of the first digit is worth in steps of the second
 
 INLINE void finish(const Output& out, int row, int column, Floats value) {
   float* to = out.to + row * out.stride + column;
@@ -55,6 +59,10 @@ INLINE void finish(const Output& out, int row, int column, Floats value) {
 }
 INLINE void finish(const Output& out, int row, int column, Ints sums) {
   finish(out, row, column, to_floats(sums) * out.row_scale[row]);
+}
+INLINE void finish(const Output& out, int row, int column, Ints first, Ints second) {
+  const Floats both = to_floats(first) + to_floats(second) * (1.0f / DIGIT);
+  finish(out, row, column, both * out.row_scale[row]);
 }
 
 template <class T>  // weights in a T
@@ -164,6 +172,15 @@ static void tile(const X* x, ptrdiff_t x_stride, const Matrix<T>& w, int column,
     }
   }
   ahead.p = next.p;
+  if constexpr (FIRST_ROWS<T> && ROWS % 2 == 0)
+    if (out.digits == 2) {
+#pragma GCC unroll 16
+      for (int row = 0; row < ROWS; row += 2)
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++)
+          finish(out, row / 2, column + v * WIDTH, sums[row][v], sums[row + 1][v]);
+      return;
+    }
 #pragma GCC unroll 16
   for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
@@ -197,14 +214,13 @@ INLINE void with_rows(int rows, F f) {
 }
 
 INLINE int chunks_of(int rows) { return (rows + MAX_ROWS - 1) / MAX_ROWS; }
-// Calls f(first row, rows) on chunks of at most MAX_ROWS rows, as even as they come.
+// Calls f(first row, rows) on chunks of at most MAX_ROWS rows, as even as they come; the digits of a row
+// stay together.
 template <class F>
-INLINE void in_chunks(int rows, F f) {
+INLINE void in_chunks(int rows, int digits, F f) {
   const int chunks = chunks_of(rows);
-  for (int c = 0; c < chunks; c++) {
-    const int first = (int64_t)rows * c / chunks;
-    f(first, (int)((int64_t)rows * (c + 1) / chunks) - first);
-  }
+  const auto begin = [&](int c) { return (int)((int64_t)rows / digits * c / chunks) * digits; };
+  for (int c = 0; c < chunks; c++) f(begin(c), begin(c + 1) - begin(c));
 }
 
 // The columns of blocks [from, to) of x W for all rows; columns outermost, so weights are read once. Of
@@ -217,7 +233,7 @@ static void multiply_vectors(const X* x, ptrdiff_t stride, int rows, const Matri
     Ahead ahead{(const char*)x, 0};
     if (end < to)
       ahead = {(const char*)w.column(end * BLOCK), (int)sizeof(T) * BLOCK / chunks_of(rows)};
-    in_chunks(rows, [&](int first, int count) {
+    in_chunks(rows, out.digits, [&](int first, int count) {
       with_rows(count, [&](auto constant) {
         tiles<constant.value>(x + first * stride, stride, w, b * BLOCK, end * BLOCK, out.from(first),
                               ahead);
@@ -233,7 +249,7 @@ struct Input {
   const float* x;
   ptrdiff_t stride;
   int rows;
-  Input(const float* x, ptrdiff_t stride, int rows, int) : x(x), stride(stride), rows(rows) {}
+  Input(const float* x, ptrdiff_t stride, int rows, int, int = 1) : x(x), stride(stride), rows(rows) {}
   // Makes room for rows of K numbers, or throws: in the middle of a step nobody could say so.
   static void reserve(int, int) {}
 };

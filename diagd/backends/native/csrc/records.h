@@ -17,6 +17,7 @@ struct Model {
   int32_t prefix, actions, grid_width, grid_tokens;  // of (frame, row, column); width 0: positions
   int32_t head_size;       // of a layer before the output layer, or 0
   int32_t sliding_window;  // 0: no layer slides
+  int32_t two_digits;      // activations between int8 weights: integers.h
   float eps;
   const void *embeddings, *head;
   const float* positions;     // learned ones, or null

@@ -71,7 +71,7 @@ struct World {
 
 namespace {
 
-constexpr uint32_t MAGIC = 0x64676961, VERSION = 3;  // "aigd"
+constexpr uint32_t MAGIC = 0x64676961, VERSION = 4;  // "aigd"
 constexpr int64_t SCRATCH = -((int64_t)1 << 31), NEVER = ((int64_t)1 << 31) - 1;
 constexpr int PREFILL_LANES = 256, READ = 64;  // BLOCK of diagd/decoding/engine.py
 
