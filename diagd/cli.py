@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
 from diagd.checks import check_at_least, shorten
@@ -120,6 +121,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # letters that its encoding has not become escapes
             stream.reconfigure(errors="backslashreplace")
+    if "--json" in flags:
+        sys.excepthook = _unexpected
     try:
         if not sys.argv[1:]:
             print(TOUR)
@@ -240,8 +243,20 @@ diagd --completion bash (or zsh) prints a script that completes flags with Tab."
 
 
 def _fail(message: str) -> NoReturn:
-    line = " ".join(shorten(message).split())
+    line = _line_of(message)
     if "--json" in sys.argv:
         print(json.dumps({"error": line}), flush=True)
     print("error:", line, file=sys.stderr)
     sys.exit(2)
+
+
+def _unexpected(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    """Report a defect of ours: its traceback on stderr, on stdout one JSON document even then."""
+    sys.__excepthook__(kind, error, traceback)
+    print(json.dumps({"error": _line_of(f"{kind.__name__}: {error}")}), flush=True)
+
+
+def _line_of(message: str) -> str:
+    return " ".join(shorten(message).split())

@@ -47,7 +47,8 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         num_envs: how many.
         max_episode_steps: where episodes are truncated; None: nowhere.
         render_mode: `rgb_array`, or None.
-        scenes: folder of clips and images to start from, in place of the model's own.
+        scenes: folder of clips and images to start from, in place of the model's own; the first one
+            that looks like nothing that the world has learned is warned of.
         context_frames: frames of a scene that an episode goes on from, or as many as the shortest
             scene has. Default: as the model's makers have it.
         strategy: how to decode, by name or as a value.
@@ -86,6 +87,8 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         self.strategy, self.sampling = as_strategy(strategy), sampling
         world.check(self.strategy, sampling)
         self.scenes = _read_scenes(world, scenes, context_frames)  # all have as many frames
+        if scenes is not None:
+            world.warn_of_foreign(scene.frames for scene in self.scenes)
         self.single_action_space = Discrete(len(self.names))
         self.single_observation_space = Box(0, 255, (*world.frame_size_px, 3), np.uint8)
         self.action_space = batch_space(self.single_action_space, num_envs)

@@ -353,6 +353,27 @@ def test_with_json_whatever_a_command_prints_goes_to_stderr(name, command, monke
         assert other == (document if flags else "")
 
 
+def test_with_json_a_defect_is_a_document_beside_its_traceback():
+    script = """
+import sys
+from diagd import cli
+from diagd.commands import plan
+
+def broken(options):
+    print("a table")
+    return {}["absent"]
+
+plan.main, sys.argv = broken, ["diagd", "plan", "--grid", "3x14x24", *sys.argv[1:]]
+cli.main()
+"""
+    for flags, printed in ((["--json"], '{"error": "KeyError: \'absent\'"}\n'), ([], "a table\n")):
+        run = [sys.executable, "-c", script, *flags]
+        done = subprocess.run(run, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (1, printed)
+        assert done.stderr.endswith("KeyError: 'absent'\n")
+        assert "Traceback" in done.stderr
+
+
 def test_with_json_help_goes_to_stderr(command):
     outcome = command("plan", "--json", "--help")
     assert (outcome.code, outcome.out) == (0, "")

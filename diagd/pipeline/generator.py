@@ -268,7 +268,8 @@ class VideoGenerator:
         max_slots, keep_frames = self._windows(num_context)
         model = self.guided(guidance, said)
         read = [isinstance(clip, Prompt) for clip, *_ in rows]  # by one who has their notes
-        self._warn_of_foreign(one for one, known in zip(prompts, read, strict=True) if not known)
+        own = [one.frames for one, known in zip(prompts, read, strict=True) if not known]
+        self.warn_of_foreign(own)
         out = generate_tokens(
             model,
             tokens,
@@ -338,13 +339,13 @@ class VideoGenerator:
             )
         return told
 
-    def _warn_of_foreign(self, prompts: Iterable[Prompt]) -> None:
-        """Warn of the first prompt, if any, that looks like nothing that the world has learned."""
+    def warn_of_foreign(self, prompts: Iterable[Tensor]) -> None:
+        """Warn of the first of `prompts` (m, H_px, W_px, 3) that looks like nothing learned."""
         source = self.source
-        for prompt in prompts:
-            if source is None or not len(prompt.frames):  # of no folder, or an image of a text
+        for frames in prompts:
+            if source is None or not len(frames):  # of no folder, or an image of a text
                 continue
-            for note in likeness_notes(self.tokenizer, source.folder, prompt.frames[-1]):
+            for note in likeness_notes(self.tokenizer, source.folder, frames[-1]):
                 warnings.warn(note, stacklevel=3)
                 return
 
@@ -392,7 +393,7 @@ class VideoGenerator:
         if not isinstance(frames, Prompt):
             rows = rows_of(frames, None, settings.pop("context_actions", None))
             (frames,) = self._read_prompts(rows)
-            self._warn_of_foreign([frames])
+            self.warn_of_foreign([frames.frames])
         engine = self.start(frames, **settings)
         ids = (self.action_ids([action], 1, "generated frame") for action in actions)
         grids = (tokens for one in ids for tokens in engine.decode(chosen, one, 1))

@@ -225,6 +225,9 @@ def test_a_picture_unlike_all_that_the_world_learned_is_noted(command, tmp_path)
     with pytest.warns(UserWarning, match="learned nothing that looks like this picture"):
         world.stream(foreign, walk)
     world.generate(scenes[0], walk, 1)  # a warning would be an error
+    with pytest.warns(UserWarning, match="learned nothing that looks like this picture"):
+        diagd.GymEnv(world, scenes=tmp_path)
+    diagd.GymEnv(world)
     flags = "--prompt", tmp_path / "corridor.png", "--frames", 1, "--raster-frames", 0
     outcome = command("generate", *flags, "--output", tmp_path / "a.mp4", "--json")
     assert outcome.code == 0, outcome.err

@@ -27,7 +27,8 @@ def test_without_a_name_the_tables_are_listed(capsys):
 def test_an_unknown_name_is_one_line(capsys):
     assert reproduce.main(["speeds"]) == 2
     told = capsys.readouterr()
-    assert told.err == "error: expected one of price, rules, exact, speed, arms, got speeds\n"
+    known = "price, rules, exact, speed, arms, weights"
+    assert told.err == f"error: expected one of {known}, got speeds\n"
     assert not told.out
 
 

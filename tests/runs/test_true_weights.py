@@ -39,20 +39,23 @@ def test_a_row_has_the_price_beside_fvd_and_the_floor_is_real_against_real(docum
     assert rows["k=2"]["fvd"]["6"] == pytest.approx(8.0)  # 2 off in either of two dimensions
     assert document["floor"]["tiny"]["6"] == pytest.approx(frechet_distance(REAL, TRUE))
     assert document["floor"]["tiny"]["3"] > 0
-    assert document["rank_correlation_with_nats"] == {
-        "tiny, fvd": pytest.approx(1.0),
-        "tiny, stlpips": pytest.approx(1.0),
-    }
+    assert rows["k=2"]["over_raster_error"] == pytest.approx(0.0, abs=1e-6)  # as far everywhere
+    assert rows["k=1"]["fvd_error"] > 0
+    assert [name for name, row in rows.items() if row["repeats_raster"]] == ["exact"]
+    ranks = document["rank_correlation_with_nats"]["tiny"]
+    assert ranks["strategies"] == 3  # raster once
+    assert (ranks["fvd"], ranks["stlpips"], ranks["psnr"]) == (1.0, 1.0, None)
+    assert ranks["fvd of halves"] == [1.0] * 20
     text = markdown(document)
-    assert "| tiny | k=2 | 6 | 2.1000 | 8 | 8 | 0.200 | 20.00 | 0.500 |" in text
-    assert "tiny, fvd 1.00" in text
+    assert "| tiny | k=2 | 6 | 2.1000 | 8 | 8 ±0 | +6 ±0 | 0.200 | 20.00 | 0.500 |" in text
+    assert "over 3 strategies: fvd 1.00, stlpips 1.00, psnr -, ssim -." in text
 
 
 def test_fvd_of_fewer_clips_is_a_mean_of_subsets_and_of_more_is_left_out():
     found = by_size(REAL, TRUE, (4, 6, 9))
-    assert list(found) == ["4", "6"]
-    assert found["6"] == pytest.approx(frechet_distance(REAL, TRUE))
-    assert found["4"] > found["6"]  # the bias of few
+    assert {size: len(values) for size, values in found.items()} == {4: 20, 6: 1}
+    assert found[6] == pytest.approx(frechet_distance(REAL, TRUE))
+    assert found[4].mean() > found[6]  # the bias of few
 
 
 def test_ranks_that_are_none_have_no_correlation():
@@ -67,5 +70,5 @@ def test_the_published_table_is_judged_once_it_is_there(document, tmp_path, monk
     path.write_text(json.dumps(document))
     monkeypatch.setattr(reproduce, "WEIGHTS", path)
     lines = reproduce.judge(reproduce.read_weights(tmp_path), reproduce.weights_ranges())
-    assert len(lines) == 12
+    assert len(lines) == 12  # four strategies, three numbers each
     assert all(line.endswith("ok") for line in lines)

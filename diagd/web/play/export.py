@@ -25,7 +25,7 @@ from diagd.tokenizers.vq import VQTokenizer
 from diagd.web.play.options import ExportWebOptions, WorldFlags
 from diagd.web.play.player import to_jpeg
 from diagd.web.play.session import steps_of_frame
-from diagd.web.play.welcome import describe, offered, opening
+from diagd.web.play.welcome import describe, offered, opening, strategy_of
 
 STATIC, KERNELS = (Path(__file__).with_name(name) for name in ("static", "kernels"))
 WORLD_FILE, MANIFEST = "world.bin", "world.json"
@@ -61,6 +61,8 @@ def page_files() -> dict[str, bytes]:
 
 def pack(options: WorldFlags) -> dict[str, bytes]:
     """Return the files of a world and its kernels by name; ValueError if no browser can play it."""
+    if not (strategy := strategy_of(options)).has_schedule:
+        raise ValueError(f"strategy {strategy} has no schedule: a browser decodes by schedules")
     parts = load_parts(options.model)
     codec, config, defaults = parts.vocabulary, parts.model.config, parts.defaults
     if codec is None or codec.combines:
@@ -70,9 +72,7 @@ def pack(options: WorldFlags) -> dict[str, bytes]:
         raise ValueError(f"{options.model}: only worlds as diagd trains them play in a browser")
     source = WorldSource(options.model)
     world = VideoGenerator(parts.model, config, parts.tokenizer, codec, defaults, source)
-    controls, context_frames, scenes = opening(world, options)
-    if not (strategy := controls.strategy).has_schedule:
-        raise ValueError(f"strategy {strategy} has no schedule: a browser decodes by schedules")
+    controls, context_frames, scenes = opening(world, options, strategy)
     strategies = list(dict.fromkeys([*offered(world), strategy]))
     prompts = [world.prompt(scene.frames, scene.actions) for scene in scenes]
     sampling, grid = controls.sampling(world), TokenGrid(1, world.height, world.width)

@@ -53,7 +53,7 @@ from diagd.web.play.session import (
     name_of,
     save_log,
 )
-from diagd.web.play.welcome import opening
+from diagd.web.play.welcome import opening, strategy_of
 
 logger = logging.getLogger("diagd.play")
 TYPES = mimetypes.MimeTypes()  # without the machine's own: Windows may take a script for text
@@ -82,7 +82,7 @@ def play(options: PlayOptions) -> dict[str, Any]:
 
 def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
     """Load the model and its scenes, warm it up, and return the server, not yet running."""
-    device = device_of(options.device)
+    device, strategy = device_of(options.device), strategy_of(options)
     world = VideoGenerator.from_pretrained(options.model, device, options.dtype, options.backend)
     world.remembers = options.remember or world.remembers
     if world.vocabulary is None or not world.defaults.context_frames:
@@ -91,7 +91,7 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
             f"{options.model} {kind}, so there is nothing to play: "
             "diagd generate shows what it dreams"
         )
-    controls, context_frames, scenes = opening(world, options)
+    controls, context_frames, scenes = opening(world, options, strategy)
     warm_up(world, scenes[0], controls)
     batch = shared_batch(world, scenes[0], controls, options.max_sessions)
     limits = options.max_sessions, options.idle_seconds

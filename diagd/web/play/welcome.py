@@ -10,17 +10,29 @@ from pydantic import ValidationError
 from diagd.data.actions import ActionCodec, idle_action
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.table import Diagonal, Raster, Strategy, parse_strategy
+from diagd.families.checkpoints import find_model
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import StartScene, folder_scenes, model_scenes
-from diagd.pipeline.world_folder import WorldSource
+from diagd.pipeline.world_folder import WorldSource, check_strategy
 from diagd.web.play.options import WorldFlags
 from diagd.web.play.session import MAX_SEED, Controls, name_of
 
 
-def opening(world: VideoGenerator, flags: WorldFlags) -> tuple[Controls, int, list[StartScene]]:
+def strategy_of(flags: WorldFlags) -> Strategy:
+    """Return the strategy with which a world begins, checked before its weights are read."""
+    found = find_model(flags.model)
+    height = found.config.grid_height
+    by_default = found.family.defaults(found).strategy(height)
+    strategy = parse_strategy(flags.strategy) if flags.strategy else by_default
+    check_strategy(found, strategy)
+    return strategy
+
+
+def opening(
+    world: VideoGenerator, flags: WorldFlags, strategy: Strategy
+) -> tuple[Controls, int, list[StartScene]]:
     """Return the controls, the frames of context and the scenes with which a world begins."""
     defaults = world.defaults
-    strategy = parse_strategy(flags.strategy) if flags.strategy else defaults.strategy(world.height)
     try:
         controls = Controls(strategy, defaults.temperature, defaults.top_p or 1.0)
     except ValidationError:
@@ -28,7 +40,6 @@ def opening(world: VideoGenerator, flags: WorldFlags) -> tuple[Controls, int, li
             f"{flags.model}: temperature must be in [0, 5] and top_p in [0.01, 1] to be played, "
             f"got {defaults.temperature:g} and {defaults.top_p or 1:g}"
         ) from None
-    world.check(strategy, controls.sampling(world))
     max_context = (world.remembers or world.config.frames_held) - 1  # one frame is to come
     context_frames = flags.context_frames or max(1, min(defaults.context_frames, max_context))
     scenes = folder_scenes(flags.scenes, world, context_frames) if flags.scenes else []

@@ -29,7 +29,8 @@ from diagd.pipeline.scenes import model_scenes
 from diagd.pipeline.world_folder import load_parts
 from diagd.tokenizers.vq import VQTokenizer, vq_model_class
 from diagd.web.play.export import KERNELS, export, pack
-from diagd.web.play.options import ExportWebOptions
+from diagd.web.play.options import ExportWebOptions, PlayOptions
+from diagd.web.play.server import load
 from diagd.web.play.session import Controls, Session, SessionLog
 from runs import web_kernels
 from tests.worlds import (
@@ -386,6 +387,18 @@ def test_worlds_that_cannot_be_played_are_refused_before_anything_is_written(tmp
         with pytest.raises((ValueError, FileNotFoundError), match=complaint):
             export(ExportWebOptions(site, model=str(model), **flags))
     assert not site.exists()
+
+
+def test_a_strategy_that_does_not_fit_is_refused_before_weights_are_read(
+    world, tmp_path, monkeypatch
+):
+    monkeypatch.delattr(VideoGenerator, "from_pretrained")
+    monkeypatch.delattr("diagd.web.play.export.load_parts")
+    message = r"row_lag must be in \[1, width=5\], got 6"
+    with pytest.raises(ValueError, match=message):
+        pack(ExportWebOptions(tmp_path, model=str(world), strategy="k=6"))
+    with pytest.raises(ValueError, match=message):
+        load(PlayOptions(model=str(world), strategy="k=6", open=False))
 
 
 def test_the_command_refuses_in_one_line(tmp_path):
