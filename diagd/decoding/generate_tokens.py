@@ -362,13 +362,14 @@ def generate_tokens(
         raise ValueError(f"strategy {strategy} needs grid, the frames to generate")
     num_actions = actions.shape[-1] if actions is not None and actions.ndim else 0
     frame = frame or FrameFormat(grid.height, grid.width, num_actions)
-    coming, max_slots = frame.layout(grid.num_frames).num_slots, engine.pop("max_slots", None)
+    max_slots: int | Sequence[int | None] | None = engine.pop("max_slots", None)
+    coming = frame.layout(grid.num_frames).num_slots
     each = [model.prompts_of(one, row, len(prompt)) for row, one in enumerate(prompt)]
     needed = [coming + max(map(len, of_row)) for of_row in each]
-    limits: Any = max_slots if isinstance(max_slots, list) else [max_slots] * len(needed)
+    held = max_slots if isinstance(max_slots, Sequence) else [max_slots] * len(needed)
     holds = [
         most if limit is None else min(most, whole(limit, "max_slots"))
-        for most, limit in zip(needed, limits, strict=True)
+        for most, limit in zip(needed, held, strict=True)
     ]
     given = frame, len(prompt), sampling, seed
     decoder = DecodingEngine(model, *given, max_slots=holds, **engine)
