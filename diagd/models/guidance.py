@@ -70,6 +70,8 @@ class GuidedModel(ModelWrapper[CausalModel]):
         return self._scales
 
     def prompts_of(self, prompt: Tensor, row: int, batch_size: int) -> list[Tensor]:
+        if (given := len(self.prompt_lengths)) not in (1, batch_size):
+            raise ValueError(f"expected 1 or {batch_size} prompt lengths, got {given}")
         length = self.prompt_lengths[min(row, len(self.prompt_lengths) - 1)]
         rest, prompts = prompt[length:], [prompt]
         for other in self.others:

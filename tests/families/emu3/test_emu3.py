@@ -140,6 +140,17 @@ def test_several_images_have_seeds_of_their_own(world):
     assert not torch.equal(several[0].tokens, several[1].tokens)
 
 
+@pytest.mark.parametrize("strategy", ["k=1", "exact,lanes=8"])
+def test_several_images_have_texts_of_their_own(strategy, world):
+    """Of unlike lengths, and guided."""
+    texts = [TEXT, "a boat", f"{TEXT} and {TEXT}"]
+    images = world.generate([None] * 3, text=texts, seed=[5, 1, 7], strategy=strategy)
+    for text, seed, image in zip(texts, (5, 1, 7), images, strict=True):
+        alone = world.generate(text=text, seed=seed, strategy=strategy)
+        assert torch.equal(image.tokens, alone.tokens)
+    assert len({tuple(image.tokens.flatten().tolist()) for image in images}) == 3
+
+
 def test_weights_in_several_files_and_a_folder_of_ours_make_the_same_image(
     theirs, folder, world, command, tmp_path
 ):
