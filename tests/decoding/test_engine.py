@@ -256,7 +256,9 @@ class ConstantModel(CausalModel):
     def make_cache(self, batch_size, num_slots, context=None):
         return None
 
-    def forward(self, tokens, positions, slots, seen, cache, logits_to_keep=0, first=0):
+    def forward(
+        self, tokens, positions, slots, seen, cache, logits_to_keep=0, first=0, coordinates=None
+    ):
         lanes = torch.zeros(tokens.shape[1])[-logits_to_keep:]
         row = torch.linspace(-1, 1, VOCAB_SIZE)
         return row.expand(tokens.shape[0], lanes.shape[0], VOCAB_SIZE)

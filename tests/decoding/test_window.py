@@ -131,10 +131,11 @@ def test_a_cancelled_frame_costs_nothing_but_what_was_to_leave():
             raise StopError
         return run(*_)
 
-    run, engine.batch.run = engine.batch.run, stop
-    with pytest.raises(StopError):
-        next(cut)
-    engine.batch.run = run
+    run = engine.batch.run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.batch, "run", stop)
+        with pytest.raises(StopError):
+            next(cut)
     again = decode(engine, "raster", actions[:, 4:], 1)
     assert torch.equal(torch.cat([first, again], 1), expected)
 

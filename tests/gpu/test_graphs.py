@@ -46,7 +46,7 @@ def test_a_step_is_captured_once_a_kind_and_shape_and_replayed_on_its_own_lanes(
     written = torch.zeros(8, 1024, dtype=torch.int64, device="cuda")
     runs = []
 
-    def step(lanes, num_slots, first):
+    def step(lanes, num_slots, first=0):
         runs.append((first, lanes.shape[2], num_slots))
         written.index_copy_(1, Lanes.of(lanes).outputs[0], lanes[:, 0])
 

@@ -46,7 +46,8 @@ def test_flex_attention_is_the_dense_mask(tmp_path):
     tokens, lanes = draw_batch(clips_of(), 4, 2, 0), len(view.positions)
     block_mask = create_block_mask(view.mask_mod(), None, None, lanes, lanes, device="cpu")
     targets = tokens[:, view.targets[view.readers]]
-    attends = (partial(attend_in_blocks, block_mask=block_mask),) * 2
+    in_blocks = partial(attend_in_blocks, block_mask=block_mask)
+    attends = in_blocks, in_blocks
     inputs = tokens[:, view.sources], view.positions, attends, view.readers, targets
     with torch.no_grad():
         model = load_model(write_shard_model(tmp_path / "init"))

@@ -219,6 +219,7 @@ class Player:
     def _begin(self, log: SessionLog, batch: Batch | None) -> Session:
         if self.session is not None and batch is not None:
             self.session.stream.close()
+            self.session = None
         # pending until then: see `handle`
         self.session = session = Session(self.world, log, batch)
         self.keys.tapped, self.due, self.differing = None, 0.0, 0

@@ -9,7 +9,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, thread_time
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -146,33 +146,28 @@ class Scheduler:
         """Take a turn, or steps until a frame is whole; return what paints it, or went wrong."""
         if self.batch is None:
             (player,) = self.served
-            try:
-                return {player: _timed(player)}
-            except Exception as error:  # told to this player alone
-                return {player: error}
-        ended: dict[Player, Callable[[], Note] | Exception] = {}
-        started = thread_time()
+            return {player: _tried(partial(_timed, player))}
+        ended, started = dict[Player, Callable[[], Note] | Exception](), thread_time()
         for player in [one for one in self.served if one not in self.acting]:
-            try:
-                self.acting[player] = player.act(self.batch)
-            except Exception as error:
-                ended[player] = error
-        try:
-            while self.acting and not any(player.is_done for player in self.acting):
-                self.batch.step()
-        except Exception as error:  # of the step that all share
-            ended |= dict.fromkeys(self.acting, error)
+            end = _tried(partial(player.act, self.batch))
+            if isinstance(end, Exception):
+                ended[player] = end
+            else:
+                self.acting[player] = end
+        failed = _tried(partial(self._step_until_one_is_done, self.batch))
+        if failed is not None:  # in the step that all share
+            ended |= dict.fromkeys(self.acting, failed)
         for player in [one for one in self.acting if one.is_done or one in ended]:
             end = self.acting.pop(player)
             if player not in ended:
-                try:
-                    ended[player] = end()
-                except Exception as error:
-                    ended[player] = error
-        seconds = (thread_time() - started) / max(1, len(self.served))
+                ended[player] = _tried(end)
         for player in self.served:
-            player.turn_seconds = seconds
+            player.turn_seconds = (thread_time() - started) / len(self.served)
         return ended
+
+    def _step_until_one_is_done(self, batch: Batch) -> None:
+        while self.acting and not any(player.is_done for player in self.acting):
+            batch.step()
 
     def _ready(self, now: float) -> list[Player]:
         return [one for one in self.players.values() if one in self.acting or one.ready(now)]
@@ -230,6 +225,17 @@ class Scheduler:
         for player in list(self.players.values()):
             if now - player.last_active > self.idle_seconds:
                 self.end(player, f"{passed}, so this dream ended and gave its memory back.")
+
+
+Result = TypeVar("Result")
+
+
+def _tried(work: Callable[[], Result]) -> Result | Exception:
+    """Return what was worked out, or what went wrong, which is its player's alone."""
+    try:
+        return work()
+    except Exception as error:
+        return error
 
 
 def _timed(player: Player) -> Callable[[], Note]:

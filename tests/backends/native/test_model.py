@@ -158,7 +158,7 @@ def masked(visible: Tensor) -> Seen:
             {"seen": Seen.of_mask(torch.ones(2, 2, dtype=torch.bool), PAIR, PAIR.float())},
             "held must be int64 on the cpu, got torch.float32",
         ),
-        ({"seen": Seen(PAIR.expand(3, 2), *[PAIR] * 3)}, r"of as many lanes as see"),
+        ({"seen": Seen(PAIR.expand(3, 2), PAIR, PAIR, PAIR)}, r"of as many lanes as see"),
         ({"seen": Seen(PAIR, PAIR.expand(3, 2), PAIR, PAIR)}, r"steps must be \(S, L\)"),
         ({"seen": Seen(PAIR, torch.arange(3), PAIR, PAIR)}, r"steps must be \(S, L\)"),
         ({"seen": Seen(PAIR, PAIR, PAIR, torch.arange(3))}, r"held and fed_at \(S, M\)"),

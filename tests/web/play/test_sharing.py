@@ -9,14 +9,20 @@ from diagd.web.play import server
 from diagd.web.play.messages import Act, Adjust, Begin
 from diagd.web.play.scheduler import Scheduler
 from diagd.web.play.server import shared_batch
-from diagd.web.play.session import Controls, Session, memory_of
+from diagd.web.play.session import Controls, Session, SessionLog, memory_of
 from tests.web.play.test_scheduler import SCENES, enter, play, running
+from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
 STRATEGIES = ("raster", "k=1", "exact")
 
 
 def adjusted(name, temperature=1.0):
     return Adjust(as_strategy(name), temperature, 0.9, paced=False)
+
+
+def session_of(player):
+    assert player.session is not None
+    return player.session
 
 
 def alone(generator, session):
@@ -35,7 +41,7 @@ def test_players_with_strategies_of_their_own_dream_what_they_dream_alone(genera
                 scheduler.handle(player, adjusted(name, 0.5 + number / 4))
                 scheduler.handle(player, Act(("left", "right", "forward")[number], number))
             await asyncio.gather(*(play(scheduler, player, 9) for player in players))
-            return [player.session for player in players]
+            return [session_of(player) for player in players]
 
     sessions = asyncio.run(scenario())
     for session in sessions:
@@ -46,17 +52,18 @@ def test_players_with_strategies_of_their_own_dream_what_they_dream_alone(genera
 
 def test_who_leaves_and_who_begins_anew_disturb_nobody(generator):
     async def scenario():
-        async with running(generator, 2, memory_of(generator, 2)) as scheduler:
+        async with running(generator, 2, batch) as scheduler:
             staying, leaving = enter(scheduler), enter(scheduler)
             await asyncio.gather(play(scheduler, staying, 3), play(scheduler, leaving, 2))
             scheduler.leave(leaving)
             scheduler.handle(staying, Begin(1, 5))
             coming = enter(scheduler)
             await asyncio.gather(play(scheduler, staying, 5), play(scheduler, coming, 5))
-            return scheduler, staying.session, coming.session
+            assert len(batch.streams) == 2
+            return session_of(staying), session_of(coming)
 
-    scheduler, *sessions = asyncio.run(scenario())
-    assert len(scheduler.batch.streams) == 2
+    batch = memory_of(generator, 2)
+    sessions = asyncio.run(scenario())
     for session in sessions:
         assert [record.checksum for record in session.history] == alone(generator, session)
     assert sessions[0].start.seed == 5
@@ -64,22 +71,23 @@ def test_who_leaves_and_who_begins_anew_disturb_nobody(generator):
 
 def test_a_dream_that_breaks_ends_alone(generator, monkeypatch):
     async def scenario():
-        async with running(generator, 2, memory_of(generator, 2)) as scheduler:
+        async with running(generator, 2, batch) as scheduler:
             fine, broken = enter(scheduler), enter(scheduler)
             await asyncio.gather(play(scheduler, fine, 2), play(scheduler, broken, 2))
 
             def take_frame():
                 raise ValueError("no token can be drawn")
 
-            monkeypatch.setattr(broken.session.stream, "take_frame", take_frame)
+            monkeypatch.setattr(session_of(broken).stream, "take_frame", take_frame)
             while (note := await asyncio.wait_for(broken.outbox.get(), 20)).picture is not None:
                 pass
             await play(scheduler, fine, 4)
-            return note, scheduler, fine.session
+            assert len(batch.streams) == 1
+            return note, session_of(fine)
 
-    note, scheduler, session = asyncio.run(scenario())
+    batch = memory_of(generator, 2)
+    note, session = asyncio.run(scenario())
     assert note.document == {"type": "ended", "message": "The dream ended: no token can be drawn."}
-    assert len(scheduler.batch.streams) == 1
     assert [record.checksum for record in session.history] == alone(generator, session)
 
 
@@ -97,3 +105,20 @@ def test_steps_are_shared_where_that_is_faster_by_measurement(
 
 def test_a_scheduler_without_a_batch_takes_turns(generator):
     assert Scheduler(generator, SCENES, 2, 60.0).batch is None
+
+
+def test_a_dream_that_cannot_begin_gives_its_place_back(generator):
+    async def scenario():
+        async with running(generator, 2, memory_of(generator, 2)) as scheduler:
+            fine, long = enter(scheduler), enter(scheduler)
+            await asyncio.gather(play(scheduler, fine, 2), play(scheduler, long, 2))
+            frames = smooth_frames(64, HEIGHT_PX, WIDTH_PX)
+            scheduler.begin(long, SessionLog(frames, ("none",) * 63, 1))
+            while (note := await asyncio.wait_for(long.outbox.get(), 20)).picture is not None:
+                pass
+            await asyncio.gather(play(scheduler, fine, 3), play(scheduler, enter(scheduler), 2))
+            return note
+
+    note = asyncio.run(scenario())
+    assert note.document["type"] == "ended"
+    assert "slots, the context holds" in note.document["message"]
