@@ -209,18 +209,19 @@ def _ask(
 ) -> tuple[NextStep, Tensor]:
     """Return the step that feeds the chosen lanes, and the drafts (L,) that it replaces."""
     count = len(chosen)
-    lanes = table[:, :, torch.tensor(chosen)]
+    lanes = table.index_select(2, torch.tensor(chosen))
     lane = Lanes.of(lanes)
     lane.steps.fill_(stream.num_steps)
-    end = int(lane.positions[:, -1].max()) + 1
+    end = int(lane.positions[0, -1]) + max(stream.shifts) + 1
     if stream.model.replays:
         padding = lanes[..., :1].repeat(1, 1, padded_width(count) - count)
         of_padding = Lanes.of(padding)
         of_padding.slots.fill_(stream.batch.scratch)
         of_padding.outputs.fill_(stream.batch.scratch)
         lanes = torch.cat([lanes, padding], dim=2)
-    lanes = lanes.to(stream.tokens.device)
-    lane = Lanes.of(lanes[..., :count])
+    if stream.model.replays or not stream.held.is_cpu:
+        lanes = lanes.to(stream.held.device)
+        lane = Lanes.of(lanes[..., :count])
     stream.feed_at(lane.slots[0], stream.num_steps)
     return NextStep(lanes, count, end, num_whole), stream.tokens[0, lane.outputs[0]]
 
