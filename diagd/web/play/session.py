@@ -87,7 +87,11 @@ class Session:
         own = batch or memory_of(world, 1, max_slots)
         given = {"max_slots": max_slots, "keep_frames": keep_frames}
         self.stream = own.admit(world.config.frame, world.sampling(), start.seed, **given)
-        self.stream.read(tokens[0], len(grids))
+        try:
+            self.stream.read(tokens[0], len(grids))
+        except ValueError:
+            self.stream.close()  # at once: who holds the error holds the stream
+            raise
         while batch is None and self.stream.num_unread:  # else the steps of all read it
             own.step()
         self._before, self._chosen = 0, ("", Controls())

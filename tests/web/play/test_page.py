@@ -146,7 +146,7 @@ def test_a_key_changes_the_picture(visit, shared, generator):
     page.keyboard.down("KeyW")
     text(page, "#hud-action", "^forward$")
     page.keyboard.press("KeyP")
-    wait_until(lambda: player.paused and shared.scheduler.served is not player)
+    wait_until(lambda: player.paused and player not in shared.scheduler.served)
     text(page, "#context", rf"^frame {len(player.session.history)} of")
     shown = np.array(Image.open(io.BytesIO(b64decode(picture(page).partition(",")[2]))))[..., :3]
     document = page.request.get(f"{shared.url}/sessions/{player.id}/session.json").text()
