@@ -153,11 +153,10 @@ class FrameFormat:
     width: int
     num_action_tokens: int = 0
     num_seam_tokens: int = 0
+    one: "SequenceLayout" = field(init=False, compare=False, repr=False)  # of a single frame
 
     def __post_init__(self) -> None:
         vars(self)["one"] = self.layout(1)  # which checks the numbers
-
-    one: "SequenceLayout" = field(init=False, compare=False, repr=False)
 
     def layout(
         self, num_frames: int, context_frames: int = 0, has_prompt: bool = True

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from diagd.decoding.model import ModelWrapper
 from diagd.decoding.sampling import Draw, check_draws
 from diagd.decoding.visibility import NEVER, Seen
-from diagd.models.attention import StaticKVCache, attend
+from diagd.models.attention import attend
 from diagd.models.config import ModelConfig
 from diagd.models.rotary import rotate
 from diagd.models.transformer import Transformer
@@ -146,25 +146,14 @@ class TritonModel(ModelWrapper[Transformer]):
         self.kernels = load_kernels(model.config, model.dtype, model.device)
 
     def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        seen: Seen,
-        cache: StaticKVCache,
-        logits_to_keep: int = 0,
-        first: int = 0,
-        coordinates: Tensor | None = None,
+        self, tokens: Tensor, positions: Tensor, slots: Tensor, seen: Seen, *rest: Any, **named: Any
     ) -> Tensor:
-        attends = store = None
         if seen.is_plain:
-            near = seen.within(self.model.config.sliding_window)
-            attend = self.kernels.attend
-            attends = partial(attend, seen=seen), partial(attend, seen=near)
-            # what is compiled is fused there
-            store = None if torch.compiler.is_compiling() else self.kernels.store
-        given = tokens, positions, slots, seen, cache, logits_to_keep, first, coordinates
-        return self.model.forward(*given, attends=attends, store=store)
+            attend, near = self.kernels.attend, seen.within(self.model.config.sliding_window)
+            named["attends"] = partial(attend, seen=seen), partial(attend, seen=near)
+            if not torch.compiler.is_compiling():  # what is compiled is fused there
+                named["store"] = self.kernels.store
+        return self.model.forward(tokens, positions, slots, seen, *rest, **named)
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
         return self.kernels.sample(logits, draw)
