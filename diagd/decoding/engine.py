@@ -29,6 +29,7 @@ from diagd.decoding.schedule import (
     DecodePlan,
     FrameFormat,
     Order,
+    Section,
     SequenceLayout,
     make_plan,
 )
@@ -81,7 +82,8 @@ class Batch:
         self.num_steps = 0
         self._run: StepFunction | None = None
         blank = torch.zeros(8, 1, 1, dtype=torch.int64, device=self.buffers.tokens.device)
-        self._blank = self.with_coordinates(blank)
+        turned = model.coordinates(blank[0])
+        self._blank = blank if turned is None else torch.cat([blank, turned])
         lane = Lanes.of(self._blank)
         for field in (lane.slots, lane.inputs, lane.outputs):
             field.fill_(self.scratch)
@@ -152,11 +154,6 @@ class Batch:
     def _follow_free_cores(self) -> None:
         if not self.model.replays:  # which is compiled for a number of threads, or on a GPU
             follow_free_cores()
-
-    def with_coordinates(self, lanes: Tensor) -> Tensor:
-        """Add to lanes (8, S', L) what the model's rotary positions turn by, if it is on a grid."""
-        coordinates = self.model.coordinates(Lanes.of(lanes).positions)
-        return lanes if coordinates is None else torch.cat([lanes, coordinates])
 
     def _side_by_side(self, first: int, asking: Sequence[tuple["Stream", NextStep]]) -> Tensor:
         """Pad the lanes of steps to one width, those of idle sequences between them as well."""
@@ -231,8 +228,9 @@ class Batch:
             state = memory.held[own, :reach], memory.fed_at[own, :reach]
             seen = Seen(positions, positions, *state, self.rule)
             fed = memory.tokens[own].gather(1, slots)
-            turned = self.model.coordinates(positions)
-            told = {} if turned is None else {"coordinates": turned}
+            parts = zip(run, positions.split([one.num_sequences for one in run]), strict=True)
+            turned = [turns for one, part in parts if (turns := one.coordinates(part)) is not None]
+            told = {"coordinates": torch.cat(turned, 1)} if turned else {}
             given = fed, positions, slots, seen, memory.cache, 1, own.start
             self.model.forward(*given, **told)
             for stream in run:
@@ -274,6 +272,8 @@ class Stream:
         # tokens of the prompt, of them fed, and to be fed before step 0, which feeds the last one
         self.num_prompt = self.num_read = self.num_unread = 0
         self.num_prefix = 0  # slots before the first context frame
+        # grids that stand in the prompt, frames of earlier formats, and last those of ours
+        self.sections = [Section(0, frame)]
         self.num_held = 0  # frames that may be seen
         self.window = 0  # frames that the context holds, the one under way included
         self.num_generated = self.num_dropped_frames = 0  # frames since the prefill
@@ -290,19 +290,51 @@ class Stream:
         # on the device, which lists of indices would have to be copied to
         self._visual, self._given = (self.held.new_tensor(of) for of in places)
 
-    def go_on_with(self, frame: FrameFormat, sampling: SamplingOptions | None = None) -> None:
+    def go_on_with(
+        self,
+        frame: FrameFormat,
+        sampling: SamplingOptions | None = None,
+        read_again: bool = False,
+    ) -> None:
         """Write frames of another format from now on; those before stay as a prefix of them.
 
-        ValueError where frames have left a full context: a window needs frames of one format.
+        Args:
+            read_again: feed all that stands there once more, causally as in training, in place of
+                the keys and values that it was written with.
+
+        Raises:
+            ValueError: frames have left a full context; a window needs frames of one format.
         """
         if self.num_dropped_frames:
             raise ValueError("the context is full: frames of another format have no place in it")
         self.stop()
+        *before, last = self.sections
+        count = (self.num_used - last.start) // self.frame.one.slots_per_frame
+        self.sections = [*before, last._replace(num_frames=count)] if count else before
         self._set_frame(frame)
         self.num_prefix, self.num_held = self.num_used, 0
+        self.sections.append(Section(self.num_used, frame))
         self.max_slots = min(self.max_slots, self.batch.scratch - frame.num_action_tokens)
         self.window = self.room()
         self.set_sampling(sampling or self.sampling)
+        if read_again:
+            ends = (self.num_used + by for by in self.shifts)
+            self._prefill([row[:end].clone() for row, end in zip(self.tokens, ends, strict=True)])
+
+    @property
+    def before(self) -> FrameFormat | None:
+        """The format of the frame that stands right before the first one of ours."""
+        found = (one.frame for one in self.sections[:-1] if one.end == self.sections[-1].start)
+        return next(found, None)
+
+    def coordinates(self, positions: Tensor) -> Tensor | None:
+        """Return what positions (sequences, n) turn by, (3, sequences, n), of models on a grid."""
+        each = [
+            self.model.coordinates(row, [one.moved(by) for one in self.sections])
+            for row, by in zip(positions, self.shifts, strict=True)
+        ]
+        turned = [one for one in each if one is not None]
+        return torch.stack(turned, 1) if turned else None
 
     @property
     def tokens(self) -> Tensor:
@@ -364,15 +396,27 @@ class Stream:
             )
         return each
 
-    def read(self, prompt: Tensor, context_frames: int = 1) -> None:
-        """Start anew from a prompt (P,) int64 that ends with frames, which steps then read."""
-        self.prefill(self.prompts_of(prompt, context_frames), context_frames)
+    def read(
+        self, prompt: Tensor, context_frames: int = 1, sections: Sequence[Section] = ()
+    ) -> None:
+        """Start anew from a prompt (P,) int64 that ends with frames, which steps then read.
 
-    def prefill(self, prompts: Sequence[Tensor], context_frames: int = 1) -> None:
+        Args:
+            sections: grids that stand before these, for models that place them.
+        """
+        self.prefill(self.prompts_of(prompt, context_frames), context_frames, sections)
+
+    def prefill(
+        self,
+        prompts: Sequence[Tensor],
+        context_frames: int = 1,
+        sections: Sequence[Section] = (),
+    ) -> None:
         """Start anew from what `prompts_of` returned, which steps then read."""
         prompts = [prompt.to(self.held.device) for prompt in prompts]
         self.num_prefix = len(prompts[0]) - self.frame.layout(1, context_frames, True).context_slots
         self.num_held = context_frames
+        self.sections = [*sections, self.sections[-1]]
         self.num_generated = self.num_dropped_frames = self.num_steps = self.num_fed = 0
         self.stop()
         self.verified = []
@@ -386,6 +430,8 @@ class Stream:
         self.shifts = [len(prompt) - len(prompts[0]) for prompt in prompts]
         self.by = torch.tensor(self.shifts, device=self.held.device)[:, None]
         self.num_used = self.num_prompt = len(prompts[0])
+        start = self.num_used - self.num_held * self.frame.one.slots_per_frame
+        self.sections[-1] = Section(start, self.frame)
         self.num_read, self.num_unread = 0, max(0, max(map(len, prompts)) - 1)
         if self.num_unread:
             self.batch.attend_to(self, True)
@@ -487,7 +533,8 @@ class Stream:
             by = self.by.cpu()
             lane.positions.add_(by)
             slots.copy_(torch.where(slots == self.batch.scratch, slots, slots + by))
-        return self.batch.with_coordinates(lanes)
+        turned = self.coordinates(lane.positions)
+        return lanes if turned is None else torch.cat([lanes, turned])
 
     def begin(self, steps: Iterator[NextStep | None]) -> None:
         """Have the batch run steps; None lets a prompt be read, or whole frames be taken, first."""

@@ -18,6 +18,7 @@ from diagd.checks import whole
 
 RowStart = Literal["action", "predecessor", "temporal", "spatial"]
 Place = tuple[int, int, int]  # frame t, row i, column j
+ENDLESS = 2**31
 MIN_WIDTH = 8  # of a padded step: the narrowest tile of a GPU's matrix units
 SCRATCH = -(2**31)  # stands for the scratch slot, whose place only the engine knows
 
@@ -159,16 +160,35 @@ class FrameFormat:
         vars(self)["one"] = self.layout(1)  # which checks the numbers
 
     def layout(
-        self, num_frames: int, context_frames: int = 0, has_prompt: bool = True
+        self,
+        num_frames: int,
+        context_frames: int = 0,
+        has_prompt: bool = True,
+        before: "FrameFormat | None" = None,
     ) -> "SequenceLayout":
         """Lay out so many frames behind a prompt that ends with `context_frames`."""
         grid = TokenGrid(num_frames, self.height, self.width)
-        given = context_frames, has_prompt, self.num_seam_tokens
+        given = context_frames, has_prompt, self.num_seam_tokens, before
         return SequenceLayout(grid, self.num_action_tokens, *given)
 
     @property
     def grid(self) -> TokenGrid:  # of one frame
         return self.one.grid
+
+
+class Section(NamedTuple):
+    """Frames of one format that stand in a sequence one behind the other."""
+
+    start: int  # position of the first one's action tokens, or where they would stand
+    frame: FrameFormat
+    num_frames: int = ENDLESS  # how many there are; ENDLESS while more may come
+
+    @property
+    def end(self) -> int:  # the position behind it
+        return self.start + self.num_frames * self.frame.one.slots_per_frame
+
+    def moved(self, by: int) -> "Section":
+        return self._replace(start=self.start + by)
 
 
 @dataclass(frozen=True)
@@ -186,6 +206,7 @@ class SequenceLayout:
     context_frames: int = 0  # that the prompt ends with, all but the first after their actions
     has_prompt: bool = True  # whether anything stands before the first generated frame
     num_seam_tokens: int = 0  # of the action tokens, those in the seam
+    before: FrameFormat | None = None  # of the frame that stands right before the context frames
 
     def __post_init__(self) -> None:
         for name in ("num_action_tokens", "context_frames", "num_seam_tokens"):
@@ -227,7 +248,14 @@ class SequenceLayout:
         return sorted({*range(self.slots_per_frame)} - {*self.token_slots})
 
     def slot_of(self, t: int, i: int, j: int) -> int:
-        """Return the slot of a visual token; t < 0 counts back through the context frames."""
+        """Return the slot of a visual token; t < 0 counts back through the context frames.
+
+        In the frame before these, which is of another size, its place is scaled and rounded down.
+        """
+        if t < -self.context_frames and (frame := self.before) is not None:
+            row, column = i * frame.height // self.grid.height, j * frame.width // self.grid.width
+            first = -self.context_frames * self.slots_per_frame - frame.one.slots_per_frame
+            return first + frame.one.slot_of(0, row, column)
         return t * self.slots_per_frame + self.token_slots[i * self.grid.width + j]
 
     @cached_property
@@ -333,13 +361,14 @@ def feeds(order: Order, layout: SequenceLayout, known_row_ends: bool = False) ->
 def _stand_in(order: Order, layout: SequenceLayout, t: int, i: int, j: int) -> int:
     """Return the slot whose token id stands in for the unknown predecessor of (t, i, j)."""
     grid, step, row_start = order.grid, order.step_of(t, i, j), order.row_start
+    oldest = -layout.context_frames - (layout.before is not None)
     if row_start == "action":
         if layout.num_leading:
             return layout.slot_of(t, 0, 0) - 1
         row_start = "predecessor"
 
     def is_known(place: Place) -> bool:
-        return -layout.context_frames <= place[0] and (place[0] < 0 or order.step_of(*place) < step)
+        return oldest <= place[0] and (place[0] < 0 or order.step_of(*place) < step)
 
     frame, offset = divmod((t * grid.height + i) * grid.width + j - 1, grid.tokens_per_frame)
     above = [(t, i - 1, column) if i else (t - 1, 0, column) for column in range(grid.width)]

@@ -1,6 +1,7 @@
 """The decoder that all families share: embedding, blocks, final norm and output layer."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -9,6 +10,7 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from diagd.decoding.model import CausalModel, ModelShape
+from diagd.decoding.schedule import Section
 from diagd.decoding.visibility import Seen
 from diagd.models.attention import (
     GELU,
@@ -146,8 +148,10 @@ class Transformer(
     def dtype(self) -> torch.dtype:
         return self.model.embed_tokens.weight.dtype
 
-    def coordinates(self, positions: Tensor) -> Tensor | None:
-        return grid_coordinates(self.config, positions)
+    def coordinates(
+        self, positions: Tensor, sections: Sequence[Section] | None = None
+    ) -> Tensor | None:
+        return grid_coordinates(self.config, positions, sections)
 
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
