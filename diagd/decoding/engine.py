@@ -228,8 +228,9 @@ class Batch:
             state = memory.held[own, :reach], memory.fed_at[own, :reach]
             seen = Seen(positions, positions, *state, self.rule)
             fed = memory.tokens[own].gather(1, slots)
-            parts = zip(run, positions.split([one.num_sequences for one in run]), strict=True)
-            turned = [turns for one, part in parts if (turns := one.coordinates(part)) is not None]
+            parts = torch.split(positions, [one.num_sequences for one in run])
+            rows = zip(run, parts, strict=True)
+            turned = [turns for one, part in rows if (turns := one.coordinates(part)) is not None]
             told = {"coordinates": torch.cat(turned, 1)} if turned else {}
             given = fed, positions, slots, seen, memory.cache, 1, own.start
             self.model.forward(*given, **told)

@@ -177,11 +177,17 @@ class FrameFormat:
 
 
 class Section(NamedTuple):
-    """Frames of one format that stand in a sequence one behind the other."""
+    """Frames of one format that stand in a sequence one behind the other.
 
-    start: int  # position of the first one's action tokens, or where they would stand
+    Args:
+        start: position of the first one's action tokens, or where they would stand.
+        frame: their format.
+        num_frames: how many there are; ENDLESS while more may come.
+    """
+
+    start: int
     frame: FrameFormat
-    num_frames: int = ENDLESS  # how many there are; ENDLESS while more may come
+    num_frames: int = ENDLESS
 
     @property
     def end(self) -> int:  # the position behind it
