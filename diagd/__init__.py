@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from diagd.models.guidance import GuidedModel
     from diagd.models.huggingface import HuggingFaceModel
     from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
+    from diagd.pipeline.glm_image import GeneratedPicture, GlmImage
     from diagd.pipeline.hf_generate import custom_generate
 
 __version__ = "0.2.0"
@@ -44,6 +45,7 @@ _NAMES = {  # by the module that defines them
     "models.guidance": ("GuidedModel",),
     "models.huggingface": ("HuggingFaceModel",),
     "pipeline.generator": ("GeneratedVideo", "VideoGenerator"),
+    "pipeline.glm_image": ("GeneratedPicture", "GlmImage"),
     "pipeline.hf_generate": ("custom_generate",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

@@ -7,6 +7,7 @@ diagd generate --model WHAM_200M.ckpt --prompt clip.npz
 diagd generate --model Cosmos-Predict1-4B --tokenizer DV8x16x16-720p
 diagd generate --model c2i_B_256.pt --actions "class 207" --out dog.png
 diagd generate --model BAAI/Emu3-Gen-hf --text "a red house"  # dream.png
+diagd generate --model zai-org/GLM-Image --text "a red house" --size 1024x1024
 diagd generate --prompts clips --out dreams --workers 2   # one for each
 """
 
@@ -29,7 +30,7 @@ from diagd.console import duration, make_console, print_records, progress, track
 from diagd.data.actions import ActionCodec, parse_actions, read_actions
 from diagd.data.video import contact_sheet, save_frames, write_image
 from diagd.decoding.strategies.table import Raster, Strategy
-from diagd.families.checkpoints import find_model, model_path
+from diagd.families.checkpoints import diffusers_pipeline, find_model, model_path
 from diagd.families.clip_files import prompt_suffixes
 from diagd.files import list_files, note_left_out, read_json_object, require_file, write_json
 from diagd.flags import output_file
@@ -54,6 +55,8 @@ class PromptWorker:
     """A world that goes on from prompts, some at once, as options say."""
 
     def __init__(self, options: GenerateOptions) -> None:
+        if options.size is not None:
+            raise ValueError("size is for GLM-Image; other models have one of their own")
         self.options, self.device = options, device_of(options.device)
         found = find_model(options.model, options.config)  # without reading weights
         defaults = found.family.defaults(found)
@@ -338,6 +341,10 @@ COLUMNS = {
 def main(options: GenerateOptions) -> dict[str, Any]:
     if options.prompts is not None and options.out is not None:
         return _continue_many(options, options.prompts, options.out)
+    if diffusers_pipeline(model_path(options.model)):
+        from diagd.pipeline.glm_image import draw_pictures  # slow to import
+
+        return draw_pictures(options)
     console = make_console()
     output = options.out or Path("dream.mp4")
     prompt_file = options.prompt or Path(options.model) / "prompt.mp4"

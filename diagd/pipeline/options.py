@@ -96,6 +96,7 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, Pool):
     text: str | None = None  # what the image or video shows, for models that read a text
     text_encoder: Path | None = None  # folder of the T5 that encodes the text (Cosmos)
     text_embedding: Path | None = None  # a text encoded before (safetensors), instead of both
+    size: str | None = None  # of a picture by GLM-Image: HEIGHTxWIDTH in pixels, multiples of 32
     frames: int | None = None  # frames to generate
     images: int = 1  # of a model of images: so many at once, under seeds from --seed on
     # .mp4, .gif or .webp, with a contact sheet beside it as .png; or .png, the sheet alone, or the
