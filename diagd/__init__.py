@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         write_frames,
     )
     from diagd.decoding.sampling_options import SamplingOptions
-    from diagd.decoding.schedule import DiagonalSchedule, FrameFormat, Section, TokenGrid
+    from diagd.decoding.schedule import DiagonalSchedule, FrameFormat, Section, TokenGrid, make_plan
     from diagd.decoding.strategies.table import Diagonal, Exact, Raster, parse_strategy
     from diagd.families.checkpoints import load_model, save_model
     from diagd.gym import GymEnv, GymVectorEnv
@@ -38,7 +38,7 @@ _NAMES = {  # by the module that defines them
         *("generate_grids", "generate_tokens", "write_frames"),
     ),
     "decoding.sampling_options": ("SamplingOptions",),
-    "decoding.schedule": ("DiagonalSchedule", "FrameFormat", "Section", "TokenGrid"),
+    "decoding.schedule": ("DiagonalSchedule", "FrameFormat", "Section", "TokenGrid", "make_plan"),
     "decoding.strategies.table": ("Diagonal", "Exact", "Raster", "parse_strategy"),
     "families.checkpoints": ("load_model", "save_model"),
     "gym": ("GymEnv", "GymVectorEnv"),

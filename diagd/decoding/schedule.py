@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from diagd.checks import whole
 
@@ -294,6 +294,26 @@ class DecodePlan:
     fed_at: list[int]  # (num_slots) the step at which each generated slot's true token is fed
     frame_ends: list[int]  # (num_frames) the step after which each frame is whole
 
+    def as_data(self) -> dict[str, Any]:
+        """Return it in JSON's types, for engines that run its steps themselves.
+
+        Slots count in raster order from the first one behind the prompt, whose last token is at -1
+        and is fed in step 0. `steps` has of each step the `positions` where its lanes stand, the
+        `inputs`, slots whose ids are fed there (elsewhere's, of what stands in), and the `outputs`,
+        slots to write what is drawn from them, or null. `fed_at` has the step at which the token of
+        each slot is fed, the last one's after all of them.
+
+        A lane sees itself, and of other tokens those that are fed no later than it and stand no
+        later; nobody else sees what stands in.
+        """
+        steps = list[dict[str, list[int | None]]]()
+        for start, count in zip(self.starts, self.num_fed, strict=False):
+            lanes = self.lanes[start : start + count]
+            rows = [list[int | None](lane[field] for lane in lanes) for field in (0, 2, 3)]
+            rows[2] = [None if slot == SCRATCH else slot for slot in rows[2]]
+            steps.append(dict(zip(("positions", "inputs", "outputs"), rows, strict=True)))
+        return {"steps": steps, "fed_at": self.fed_at}
+
 
 @lru_cache(maxsize=64)
 def make_plan(
@@ -302,6 +322,8 @@ def make_plan(
     """Spell out the steps of an order.
 
     Args:
+        order: when each token is written, such as a `DiagonalSchedule`.
+        layout: the frames, and what stands before them (see `FrameFormat.layout`).
         pad: let steps have few widths, by repeats of their first lane that write to scratch.
         known_row_ends: rows end in a separator; nothing has to stand in for what is known.
     """

@@ -1,4 +1,9 @@
-"""The released families that diagd knows, one line each; a checkpoint is the first one's to fit."""
+"""The released families that diagd knows, one line each; a checkpoint is the first one's to fit.
+
+Packages add their own behind these: an entry point of the group `diagd.families` names a `Family`.
+"""
+
+from importlib.metadata import entry_points
 
 from diagd.families.chameleon.images import CHAMELEON
 from diagd.families.chameleon.robots import RYNNVLA, WORLDVLA
@@ -10,8 +15,9 @@ from diagd.families.janus import JANUS
 from diagd.families.llamagen import LLAMAGEN, LLAMAGEN_T2I
 from diagd.families.mineworld import MINEWORLD
 from diagd.families.wham.convert import WHAM
+from diagd.files import MISFITS, naming
 
-FAMILIES: tuple[Family, ...] = (
+OURS: tuple[Family, ...] = (
     WHAM,
     IRIS,
     LLAMAGEN,  # before Cosmos, whose tensors are called alike
@@ -24,3 +30,21 @@ FAMILIES: tuple[Family, ...] = (
     EMU3,
     MINEWORLD,
 )
+
+
+def with_installed(ours: tuple[Family, ...]) -> tuple[Family, ...]:
+    """Return families and those of installed packages, or raise ValueError naming a broken one."""
+    families = list(ours)
+    for point in sorted(entry_points(group="diagd.families"), key=lambda one: one.name):
+        where = f"family {point.name} ({point.value}) of an installed package"
+        with naming(where, (*MISFITS, ImportError)):
+            family = point.load()
+        if not isinstance(family, Family):
+            raise ValueError(f"{where}: expected a Family, got {type(family).__name__}")
+        if family.name in {one.name for one in families}:
+            raise ValueError(f"{where}: there is a family named {family.name} already")
+        families.append(family)
+    return tuple(families)
+
+
+FAMILIES = with_installed(OURS)

@@ -142,6 +142,9 @@ class PlanOptions(DecodingFlags):
     """Count the steps of a strategy's schedule, by default of k=1, without a model."""
 
     grid: str  # frames x rows x columns of tokens, such as 3x40x64
+    # with --json also the lanes of each step, for engines that run them (docs/hybrid.md)
+    lanes: bool = False
+    before: str | None = None  # rows x columns of another grid right before it, such as 16x16
 
 
 @dataclass(frozen=True)

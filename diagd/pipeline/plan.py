@@ -3,12 +3,14 @@
 diagd plan --grid 2x14x24 -k 1
 diagd plan --grid 3x40x64 -k 1 -d 40     # frames overlap
 diagd plan --grid 3x40x64 --strategy zipar=4
+diagd plan --grid 1x32x32 -k 1 --before 16x16 --lanes --json
 """
 
+import re
 from typing import Any
 
 from diagd.console import make_console
-from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.schedule import FrameFormat, TokenGrid, make_plan
 from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.options import PlanOptions
 from diagd.system import check_memory
@@ -17,7 +19,9 @@ from diagd.system import check_memory
 def main(options: PlanOptions) -> dict[str, Any]:
     """Print the numbers, and for a small frame the step of every token."""
     grid = TokenGrid.parse(options.grid)
-    check_memory(140 * grid.num_tokens, f"the places of {options.grid} tokens")  # at least
+    check_memory(
+        (1000 if options.lanes else 140) * grid.num_tokens, f"the places of {options.grid} tokens"
+    )  # at least
     schedule = options.decoding(GenerationDefaults(), grid.height).schedule(grid)
     report = {
         "grid": options.grid,
@@ -35,4 +39,16 @@ def main(options: PlanOptions) -> dict[str, Any]:
         console.print("step at which each token of the first frame is written:")
         for i in range(grid.height):
             console.print(" ".join(f"{schedule.step_of(0, i, j):3d}" for j in range(grid.width)))
-    return report
+    if not options.lanes:
+        return report
+    frame = FrameFormat(grid.height, grid.width)
+    layout = frame.layout(grid.num_frames, before=_before(options.before))
+    return report | make_plan(schedule, layout, pad=False).as_data()
+
+
+def _before(text: str | None) -> FrameFormat | None:
+    if text is None:
+        return None
+    if not (match := re.fullmatch(r"(\d{1,6})x(\d{1,6})", text)):
+        raise ValueError(f"before must look like HxW (for example 16x16), got {text!r}")
+    return FrameFormat(int(match[1]), int(match[2]))

@@ -10,6 +10,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import diagd
+from diagd.data.video import read_video
 from diagd.pipeline.glm_image import GlmImage, grids_of, read_size
 from tests.pipeline.glm_image import (
     CODES,
@@ -150,10 +151,10 @@ def test_the_command_writes_a_picture(draw, tmp_path):
     report = draw("-k", 1, "--images", 2, "--out", "house.png", "--json").document
     assert report["runs"][0]["num_steps"] == STEPS
     assert report["pictures"] == ["house-0.png", "house-1.png"]
-    assert Image.open("house-1.png").size == (256, 192)
+    assert read_video("house-1.png").frames.shape == (1, 192, 256, 3)
     picture(96, 160).save(tmp_path / "source.png")
     assert draw("--image", tmp_path / "source.png", "--guidance", 1).code == 0
-    assert Image.open("dream.png").size == (256, 192)
+    assert read_video("dream.png").frames.shape == (1, 192, 256, 3)
 
 
 def test_without_the_second_stage_the_command_writes_tokens(draw, stage, tmp_path):
