@@ -11,6 +11,7 @@ diagd generate --model zai-org/GLM-Image --text "a red house" --size 1024x1024
 diagd generate --prompts clips --out dreams --workers 2   # one for each
 """
 
+import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
@@ -43,6 +44,7 @@ from diagd.system import fingerprint, only_writer, provenance, refuse_other_run
 from diagd.tokenizers.text import encode_text, read_embedding
 from diagd.workers import do_tasks
 
+GLM_IMAGE = "diagd.pipeline.glm_image"  # slow to import
 # Paths, whose files may have moved; of a model its contents count.
 _MAY_DIFFER = {"model", "config", "tokenizer", "text_encoder", "text_embedding"}
 
@@ -342,9 +344,7 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     if options.prompts is not None and options.out is not None:
         return _continue_many(options, options.prompts, options.out)
     if diffusers_pipeline(model_path(options.model)):
-        from diagd.pipeline.glm_image import draw_pictures  # slow to import
-
-        return draw_pictures(options)
+        return importlib.import_module(GLM_IMAGE).draw_pictures(options)
     console = make_console()
     output = options.out or Path("dream.mp4")
     prompt_file = options.prompt or Path(options.model) / "prompt.mp4"

@@ -322,7 +322,8 @@ def _load_stage(folder: Path, dtype: torch.dtype | str) -> HuggingFaceModel:
 def _load_painter(folder: Path, codes: int, dtype: torch.dtype, device: torch.device) -> Any:
     for name in PAINTERS:
         require_folder(folder / name, f"{name} of GLM-Image")
-    from diffusers import GlmImagePipeline  # slow to import
+    # slow to import
+    from diffusers.pipelines.glm_image.pipeline_glm_image import GlmImagePipeline
 
     with naming(f"{folder}: no second stage of GLM-Image", _DAMAGE), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # newer versions call it dtype

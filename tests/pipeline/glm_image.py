@@ -3,12 +3,13 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
-from diffusers import (
-    AutoencoderKL,
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from diffusers.models.transformers.transformer_glm_image import GlmImageTransformer2DModel
+from diffusers.pipelines.glm_image.pipeline_glm_image import GlmImagePipeline
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
     FlowMatchEulerDiscreteScheduler,
-    GlmImagePipeline,
-    GlmImageTransformer2DModel,
 )
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -63,16 +64,19 @@ def write_painter(folder: Path, codes: int = CODES, channels: int = 4, blocks: i
         condition_dim=8,
         prior_vq_quantizer_codebook_size=codes,
     )
+    sizes: dict[str, Any] = {  # whose annotations are of one number each
+        "down_block_types": ("DownEncoderBlock2D",) * blocks,
+        "up_block_types": ("UpDecoderBlock2D",) * blocks,
+        "block_out_channels": (4,) * blocks,
+        "latents_mean": [0.0] * channels,
+        "latents_std": [1.0] * channels,
+    }
     vae = AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * blocks,
-        up_block_types=("UpDecoderBlock2D",) * blocks,
-        block_out_channels=(4,) * blocks,
         latent_channels=channels,
         norm_num_groups=1,
         use_quant_conv=False,
         use_post_quant_conv=False,
-        latents_mean=[0.0] * channels,
-        latents_std=[1.0] * channels,
+        **sizes,
     )
     t5 = T5Config(vocab_size=384, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
     parts = {

@@ -1,5 +1,7 @@
 """runs/engine_stage.py: an engine that has nothing of diagd but a plan writes the same tokens."""
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import GlmImageForConditionalGeneration, LlamaConfig, LlamaForCausalLM
@@ -13,8 +15,8 @@ from tests.models.test_glm_image import CODES, FOLDER, GOLDEN, prompt_of
 PREVIEW, PICTURE = FrameFormat(3, 4), FrameFormat(6, 8)
 
 
-def plan(frame, row_lag, row_start="temporal", before=None):
-    schedule = diagd.DiagonalSchedule(frame.grid, row_lag, row_start=row_start)
+def plan(frame, row_lag, row_start: Any = "temporal", before=None):
+    schedule = diagd.Diagonal(row_lag, row_start=row_start).schedule(frame.grid)
     return diagd.make_plan(schedule, frame.layout(1, before=before), pad=False).as_data()
 
 
