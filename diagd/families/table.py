@@ -10,6 +10,7 @@ from diagd.families.chameleon.robots import RYNNVLA, WORLDVLA
 from diagd.families.cosmos import COSMOS
 from diagd.families.emu3 import EMU3
 from diagd.families.family import Family
+from diagd.families.glm_image import GLM_IMAGE
 from diagd.families.iris import IRIS
 from diagd.families.janus import JANUS
 from diagd.families.llamagen import LLAMAGEN, LLAMAGEN_T2I
@@ -28,6 +29,7 @@ OURS: tuple[Family, ...] = (
     WORLDVLA,  # a Chameleon by its tensors
     CHAMELEON,  # before MineWorld, whose tensors are called alike
     EMU3,
+    GLM_IMAGE,
     MINEWORLD,
 )
 

@@ -22,10 +22,13 @@ def grid_coordinates(
 
     Action tokens are at row -1 of the frame they precede, their index being the column; the prefix
     is at (0, 0, 0). In 2-D the first frame has actions, too, at (-1, -1, -1) as the prefix is.
-    Frames are counted through all sections; each has rows and columns of its own.
+    Frames are counted through all sections; each has rows and columns of its own. Of mrope, all as
+    in `shared_coordinates`, without sections a text.
     """
     if not config.on_grid:
         return None
+    if config.position == "mrope":
+        return shared_coordinates(positions, sections or ())
     is_2d, actions, num_before = config.position == "rope2d", config.num_action_tokens, 0
     if sections is None:
         sections = [Section(config.prefix_length - (0 if is_2d else actions), config.frame)]
@@ -115,6 +118,11 @@ class Rotary(Waves):
         elif config.position == "rope2d":
             space = rotary_frequencies(config, config.head_dim // 2, 1)
             parts = torch.empty(0, device="cpu"), space, space
+        elif config.position == "mrope":
+            turning = rotary_frequencies(config, 2 * sum(config.rotary_sections), 1)
+            frame, row, column = turning.split(config.rotary_sections)
+            still = torch.zeros(config.head_dim // 2 - len(turning), device="cpu")
+            parts = frame, row, torch.cat([column, still])
         super().__init__(parts)
         self.config = config
 

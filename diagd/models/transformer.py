@@ -46,6 +46,8 @@ class Block(nn.Module):
         self.cross_attn = CrossAttention(config, config.context_size) if has_text else None
         self.post_attention_layernorm = make_norm(config, config.norm_affine)
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else GELU(config)
+        after = [make_norm(config) if config.post_norms else nn.Identity() for _ in range(2)]
+        self.post_self_attn_layernorm, self.post_mlp_layernorm = after
 
     def forward(
         self,
@@ -56,12 +58,13 @@ class Block(nn.Module):
         cache: StaticKVCache | None,
         text: Text | None,
     ) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotary, attend, lanes, cache)
+        attended = self.self_attn(self.input_layernorm(x), rotary, attend, lanes, cache)
+        x = x + self.post_self_attn_layernorm(attended)
         if self.cross_attn is not None and self.cross_attention_layernorm is not None:
             assert text is not None
             normed = self.cross_attention_layernorm(x)
             x = x + self.cross_attn(normed, *text[self.self_attn.layer])
-        return x + self.mlp(self.post_attention_layernorm(x))
+        return x + self.post_mlp_layernorm(self.mlp(self.post_attention_layernorm(x)))
 
 
 def _embedding(rows: int, size: int) -> nn.Embedding:

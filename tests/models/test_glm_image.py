@@ -1,5 +1,6 @@
 """GLM-Image's class of transformers: two grids of unlike sizes, and positions in three numbers."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from safetensors.torch import load_file
 from transformers import GlmImageForConditionalGeneration
 
 import diagd
+from diagd.backends.prepare import prepare
 from diagd.decoding.engine import Batch
 from diagd.decoding.visibility import Seen
 from diagd.models.rotary import shared_coordinates
@@ -32,6 +34,13 @@ def model(theirs):
     return diagd.HuggingFaceModel(theirs)
 
 
+@pytest.fixture(scope="module", params=["transformers", "own"])
+def either(request, model):
+    """Its class, or our own decoder around the same weights."""
+    own = request.param == "own"
+    return diagd.load_model(FOLDER / "vision_language_encoder") if own else model
+
+
 def prompt_of(case):
     """Return the prompt, the sections of its source pictures, and the grids to be written."""
     prompt, sizes = GOLDEN[f"{case}.prompt_ids"], GOLDEN[f"{case}.image_grid_thw"][:, 1:].tolist()
@@ -54,16 +63,16 @@ def flat(grids):
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_diagonals_write_what_passes_without_a_cache_write(model, name):
+def test_diagonals_write_what_passes_without_a_cache_write(either, name):
     case, kind, *rest = name.removesuffix(".tokens").split(".")
     strategy = kind if kind == "raster" else f"k={kind[1]}/{rest[0]}"
-    out = grids_of(model, [case], strategy, GREEDY, read_again="reread" in rest)
+    out = grids_of(either, [case], strategy, GREEDY, read_again="reread" in rest)
     assert torch.equal(flat(out.tokens[0]), GOLDEN[name])
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_exact_decoding_writes_raster(model, case):
-    out = grids_of(model, [case], "exact,lanes=8", GREEDY)
+def test_exact_decoding_writes_raster(either, case):
+    out = grids_of(either, [case], "exact,lanes=8", GREEDY)
     assert torch.equal(flat(out.tokens[0]), GOLDEN[f"{case}.raster.tokens"])
 
 
@@ -79,21 +88,21 @@ def test_sections_give_the_positions_of_its_class(case):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("case", CASES)
-def test_logits_are_those_of_one_pass_of_its_class(model, case):
+def test_logits_are_those_of_one_pass_of_its_class(either, case):
     prompt, sources, formats = prompt_of(case)
     tokens = torch.cat([prompt, GOLDEN[f"{case}.raster.tokens"]])[None]
-    stream = Batch(model, 1, 99).admit(formats[0])
+    stream = Batch(either, 1, 99).admit(formats[0])
     stream.read(prompt, 0, sources)
     for frame in formats[1:]:
         stream.num_used += stream.frame.one.num_slots
         stream.go_on_with(frame)
     slots = torch.arange(tokens.shape[1])
     turns = stream.coordinates(slots[None])
-    cache = model.make_cache(1, len(slots) + 1)
+    cache = either.make_cache(1, len(slots) + 1)
     given = slots[None], slots, Seen(slots, slots, slots, slots), cache
-    logits = model.forward(tokens, *given, coordinates=turns)
-    # sums of float32 in another order
-    torch.testing.assert_close(logits[0], GOLDEN[f"{case}.logits"], atol=2e-5, rtol=1e-5)
+    logits = either.forward(tokens, *given, coordinates=turns)
+    # sums of float32 in another order; the two likeliest ids are 0.0075 apart at least
+    torch.testing.assert_close(logits[0], GOLDEN[f"{case}.logits"], atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize("case", ["t2i", "i2i"])
@@ -120,12 +129,12 @@ def test_raster_is_what_generate_writes_and_neither_disturbs_the_other(theirs, m
 
 
 @pytest.mark.parametrize("strategy", ["k=1", "k=2/predecessor", "exact,lanes=6"])
-def test_prompts_and_grids_of_unlike_sizes_share_a_batch(model, strategy):
+def test_prompts_and_grids_of_unlike_sizes_share_a_batch(either, strategy):
     sampling = diagd.SamplingOptions(0.9, top_p=0.75, valid_range=(0, CODES))
     seen = list[int]()
-    together = grids_of(model, CASES, strategy, sampling, 5, on_grid=seen.append)
+    together = grids_of(either, CASES, strategy, sampling, 5, on_grid=seen.append)
     for row, case in enumerate(CASES):
-        alone = grids_of(model, [case], strategy, sampling, 5 + row)
+        alone = grids_of(either, [case], strategy, sampling, 5 + row)
         for grid, expected in zip(together.tokens[row], alone.tokens[0], strict=True):
             assert torch.equal(grid, expected)
     assert seen == [1, 2, 3, 4, 5, 6]
@@ -164,3 +173,21 @@ def test_what_does_not_fit_is_refused(model, change, message):
     given = {"prompts": [prompt], "formats": [formats], "strategy": "k=1"} | change
     with pytest.raises(ValueError, match=message):
         diagd.generate_grids(model, **given)
+
+
+def test_our_kernels_refuse_norms_behind_layers():
+    own = diagd.load_model(FOLDER / "vision_language_encoder")
+    with pytest.raises(ValueError, match="exact GELU in MLPs or norms behind layers"):
+        prepare(own, "native")
+    assert not own.config.is_llama
+    assert prepare(own)[1] == "eager"
+
+
+def test_a_checkpoint_without_its_config_is_refused(tmp_path):
+    shutil.copy(
+        FOLDER / "vision_language_encoder" / "model.safetensors", tmp_path / "a.safetensors"
+    )
+    with pytest.raises(
+        ValueError, match=r"GLM-Image checkpoint: expected a config\.json beside it"
+    ):
+        diagd.load_model(tmp_path / "a.safetensors")

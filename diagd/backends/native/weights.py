@@ -56,8 +56,8 @@ HIGHEST_GAIN = 3  # times the median: 1.6 at most in the bundled worlds, 14 in S
 
 
 def has_kernels(config: ModelConfig) -> bool:
-    others = config.context_size or config.position_table or config.mlp == "exact_gelu"
-    return not others and config.head_dim <= MAX_HEAD_DIM
+    others = config.context_size, config.position_table, config.post_norms
+    return not any(others) and config.mlp != "exact_gelu" and config.head_dim <= MAX_HEAD_DIM
 
 
 def has_outliers(model: Transformer) -> bool:
@@ -87,8 +87,8 @@ class NativeWeights:
         self.config = config = model.config
         if not has_kernels(config):
             raise ValueError(
-                "our kernels have no cross-attention, position table or exact GELU in MLPs, and "
-                f"heads of at most {MAX_HEAD_DIM} numbers, got {config.head_dim}"
+                "our kernels have no cross-attention, position table, exact GELU in MLPs or norms "
+                f"behind layers, and heads of at most {MAX_HEAD_DIM} numbers, got {config.head_dim}"
             )
         if weights == "int8" and (size := config.head_dim) > MAX_DUOS:
             raise ValueError(f"our kernels need head_dim <= {MAX_DUOS} in int8, got {size}")

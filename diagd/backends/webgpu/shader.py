@@ -43,8 +43,10 @@ UNPACK = {  # four numbers as they are stored, and how they become float32; so o
 
 def check_shape(config: ModelConfig, dtype: torch.dtype) -> None:
     """Raise ValueError where the shaders cannot run a model."""
-    if config.context_size or config.position_table:
-        raise ValueError("backend webgpu has no cross-attention and no position table")
+    if config.context_size or config.position_table or config.post_norms:
+        raise ValueError(
+            "backend webgpu has no cross-attention, no position table and no norms behind layers"
+        )
     if config.mlp == "exact_gelu":
         raise ValueError("backend webgpu has no exact GELU in MLPs")
     if config.head_size or config.head_norm:

@@ -134,7 +134,8 @@ def test_logits_that_are_broken_are_found():
         ({"head_dim": 260}, "head_dim to be at most 256, got 260"),
         (KINDS["chameleon"], "has no layer before the output layer, no norms by head"),
         ({"mlp": "exact_gelu"}, "has no exact GELU in MLPs"),
-        ({"position_table": True}, "has no cross-attention and no position table"),
+        ({"position_table": True}, "has no cross-attention, no position table and no norms"),
+        ({"post_norms": True}, "has no cross-attention, no position table and no norms behind"),
     ],
 )
 def test_a_model_that_the_shaders_cannot_run_is_refused(changes, message):
