@@ -7,7 +7,7 @@ diagd generate --model WHAM_200M.ckpt --prompt clip.npz
 diagd generate --model Cosmos-Predict1-4B --tokenizer DV8x16x16-720p
 diagd generate --model c2i_B_256.pt --actions "class 207" --out dog.png
 diagd generate --model BAAI/Emu3-Gen-hf --text "a red house"  # dream.png
-diagd generate --model zai-org/GLM-Image --text "a red house" --size 1024x1024
+diagd generate --model zai-org/GLM-Image --text "a house" --size 768x1024
 diagd generate --prompts clips --out dreams --workers 2   # one for each
 """
 
