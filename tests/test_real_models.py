@@ -89,7 +89,7 @@ def test_mineworld_goes_on_from_an_ordinary_video(minecraft_clip, command, tmp_p
     )
     assert outcome.code == 0, outcome.err
     assert outcome.document["runs"][0]["num_steps"] == 37
-    assert "cropped to the centre and scaled to 224x384" in outcome.said
+    assert "centre-cropped and scaled to 224x384" in outcome.said
     assert read_video(tmp_path / "dream.mp4").frames.shape == (3, 224, 384, 3)
 
 
@@ -363,8 +363,8 @@ def test_a_converted_folder_is_not_overwritten_unasked(command, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--text", "a door"), "this model reads no text"),
-        (("--context-frames", 4), "context_frames must be 1 or a multiple of 8 and one more"),
+        (("--text", "a door"), "this model takes no text"),
+        (("--context-frames", 4), "context_frames must be 1 or 1 more than a multiple of 8"),
         (("--frames", 12), "num_frames must be a multiple of 8"),
         (("--frames", 32), "9 frames and 32 to come are 6 grids, the model holds 5"),
         (("--actions", "forward"), "this model takes no actions"),
@@ -383,10 +383,10 @@ def test_a_text_model_wants_its_text(command, tmp_path):
     write_video(tmp_path / "clip.mp4", smooth_frames(9, 32, 48), fps=25)
     start = "generate", *write_cosmos(tmp_path, **TEXT), "--prompt", tmp_path / "clip.mp4"
     output = "--output", tmp_path / "dream.mp4"
-    command(*start, *output).assert_refused("this model reads a text: give --text with --text-enc")
+    command(*start, *output).assert_refused("this model needs a text: give --text with --text-enc")
     save_file({"t5": torch.zeros(4, 9)}, tmp_path / "narrow.safetensors")
     flags = "--text-embedding", tmp_path / "narrow.safetensors"
-    command(*start, *output, *flags).assert_refused("reads a text of width 16, got 9")
+    command(*start, *output, *flags).assert_refused("text embeddings must have width 16, got 9")
     flags = "--text", "a door", "--text-encoder", tmp_path / "nowhere"
     command(*start, *output, *flags).assert_refused("text encoder folder not found: .*nowhere")
     flags = "--text", "a door", "--text-encoder", tmp_path

@@ -331,7 +331,7 @@ def test_a_drop_that_leaves_nothing_to_start_from_is_an_error():
 
 @pytest.mark.parametrize("seed", [2**63, -(2**63) - 1])
 def test_a_seed_beyond_64_bits_is_an_error(seed):
-    with pytest.raises(ValueError, match=rf"^seed must fit 64 bits, got {seed}$"):
+    with pytest.raises(ValueError, match=rf"^seed must fit in 64 bits, got {seed}$"):
         open_stream(Case(batch_size=1), seed=seed)
 
 

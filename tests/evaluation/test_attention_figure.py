@@ -61,7 +61,7 @@ def test_clips_of_a_folder_are_averaged(attention, world, tmp_path):
         (("--frame", 0), "frame must be at least 1, got 0"),
         (("--frame", 5), "prompt.mp4 has 5 frames, expected at least 6"),
         (("--frame", 8), r"frame must be in \[1, 8\), the model's frames, got 8"),
-        (("--frame", 10**20), "frame must fit 64 bits"),
+        (("--frame", 10**20), "frame must fit in 64 bits"),
         (("--num-clips", 0), "num_clips must be at least 1, got 0"),
         (("--layer", 2), r"layer must be in \[0, 2\), got 2"),
         (("--output", "map.jpg"), "output must end in .png, got map.jpg"),

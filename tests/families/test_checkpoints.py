@@ -138,7 +138,7 @@ def test_a_missing_file_is_named(name, folder):
     ("text", "message"),
     [
         ("{", r"config\.json: not valid JSON: Expecting property name"),
-        ("\udcff", r"config\.json is no text file in UTF-8$"),
+        ("\udcff", r"config\.json: expected a text file in UTF-8$"),
         ("[1]", r"config\.json: expected a JSON object, got list"),
         (
             '{"depth": 3}',
@@ -175,7 +175,7 @@ def test_a_tampered_weight_file_is_refused(data, folder):
 def test_missing_and_unknown_tensors_are_counted_and_named(folder):
     edit_weights(folder, lm_head__weight=None, model__norm__weight=None, spare=torch.ones(1))
     message = (
-        r"model\.safetensors: does not fit the config: 2 missing tensors: model\.norm\.weight, "
+        r"model\.safetensors: does not match the config: 2 missing tensors: model\.norm\.weight, "
         r"lm_head\.weight; 1 unknown tensor: spare$"
     )
     with pytest.raises(ValueError, match=message):

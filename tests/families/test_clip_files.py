@@ -107,7 +107,7 @@ def test_npz_clips_have_frames_and_the_actions_before_them(npz):
 def test_videos_that_recordings_displace_are_named_but_those_of_the_same_name(npz, capsys):
     (npz / "FB_1_data.mp4").touch()
     assert list(find_clips(npz)) == ["FB_1_data"]
-    assert capsys.readouterr().err.endswith("left out, as nothing that is read here: FB_1.mp4\n")
+    assert capsys.readouterr().err.endswith("skipped files of other types: FB_1.mp4\n")
 
 
 def test_a_video_can_be_read_at_a_lower_rate(videos):
@@ -219,8 +219,8 @@ def test_a_video_that_lost_its_first_key_frame_is_refused(num_frames, tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (NAMES[:-1], r"clip\.jsonl: expected 12 actions \(one a frame\), got 11"),
-        ([*NAMES, "none"], r"clip\.jsonl: expected 12 actions \(one a frame\), got 13"),
+        (NAMES[:-1], r"clip\.jsonl: expected 12 actions \(one per frame\), got 11"),
+        ([*NAMES, "none"], r"clip\.jsonl: expected 12 actions \(one per frame\), got 13"),
         (["none", "jump"], r"clip\.jsonl:2: unknown action 'jump'"),
     ],
 )

@@ -81,7 +81,11 @@ def test_what_is_missing_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("fixture", "part", "message"),
     [
-        ("wham_tiny", "decoder.output_ln.bias", r"the WHAM tokenizer: does not fit .*: 1 missing"),
+        (
+            "wham_tiny",
+            "decoder.output_ln.bias",
+            r"the WHAM tokenizer: does not match .*: 1 missing",
+        ),
         (
             "mineworld_tiny_v256",
             "quantize.embedding.weight",

@@ -249,7 +249,7 @@ def test_actions_are_seven_numbers():
 
 def test_a_picture_to_go_on_from_is_asked_for(folder, command):
     refused = command("generate", "--model", folder, "--actions", "none")
-    refused.assert_refused(r"no .*prompt\.mp4 to go on from: give --prompt")
+    refused.assert_refused(r"prompt not found: .*prompt\.mp4, give --prompt")
     refused = command("attention", "--model", folder)
     refused.assert_refused("sequences that begin with a frame, which those of .* do not")
 

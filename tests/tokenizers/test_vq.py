@@ -238,7 +238,7 @@ def test_truncated_weights_are_refused(saved):
     [
         (
             lambda weights: [weights.pop(k) for k in list(weights) if "mid" in k],
-            r"does not fit the config: \d+ missing tensors: encoder\.mid.*, \.\.\.$",
+            r"does not match the config: \d+ missing tensors: encoder\.mid.*, \.\.\.$",
         ),
         (
             lambda weights: weights.update(extra=torch.zeros(1)),

@@ -41,7 +41,7 @@ def test_problems_end_in_one_line_and_exit_code_2(command, clips):
     command("check", clips).assert_refused("row t - 1 led to frame t, so row t is the action taken")
     clip_paths(clips, 3)[1].write_text("")
     outcome = command("check", clips)
-    outcome.assert_refused(r"expected 40 actions \(one a frame\), got 0 \(and 1 more above\)")
+    outcome.assert_refused(r"expected 40 actions \(one per frame\), got 0 \(and 1 more above\)")
     assert "problem: row t - 1 led to frame t" in outcome.out
 
 

@@ -256,12 +256,12 @@ def test_a_step_follows_the_free_cores_unless_it_is_compiled_for_a_number(
     [
         ("training/run.json", b'{"step": 1', r"run\.json: not valid JSON"),
         ("training/run.json", b"[]", r"run\.json: expected a JSON object, got list"),
-        ("training/run.json", b"{}", r"run holds a run damaged .*: no 'step' in it"),
-        ("training/run.json", b'{"step": 1, "seconds": 1}', r"damaged .*: no 'seed' in it"),
+        ("training/run.json", b"{}", r"run holds a run damaged .*: missing key 'step'"),
+        ("training/run.json", b'{"step": 1, "seconds": 1}', r"damaged .*: missing key 'seed'"),
         ("training/step_1/model.safetensors", b"torn", r"holds a run damaged .* header"),
         ("training/step_1/optimizer.bin", b"PK\3\4torn", r"holds a run damaged .*zip"),
         ("training/step_1/optimizer.bin", b"", r"holds a run damaged .*EOFError"),
-        ("log.jsonl", b'{"loss": 1.0}\n', r"log\.jsonl: no 'step' in it"),
+        ("log.jsonl", b'{"loss": 1.0}\n', r"log\.jsonl: missing key 'step'"),
     ],
 )
 def test_damage_of_what_a_run_goes_on_from_is_one_line(file, content, message, options):
@@ -370,8 +370,8 @@ def test_what_a_run_began_with_is_not_changed_on_the_way(changes, message, optio
         ({"minutes": 0}, r"minutes must be above 0, got 0"),
         ({"hours": math.inf}, r"hours must be above 0, got inf"),
         ({"seed": -1}, r"seed must be at least 0, got -1"),
-        ({"seed": 2**64}, r"seed must fit 64 bits, got 18446744073709551616"),
-        ({"batch_size": 10**20}, r"batch_size must fit 64 bits, got 1"),
+        ({"seed": 2**64}, r"seed must fit in 64 bits, got 18446744073709551616"),
+        ({"batch_size": 10**20}, r"batch_size must fit in 64 bits, got 1"),
         ({"weight_decay": -0.1}, r"weight_decay must be at least 0, got -0.1"),
         ({"weight_decay": math.inf}, r"weight_decay must be finite, got inf"),
         ({"save_minutes": math.nan}, r"save_minutes must be at least 0, got nan"),

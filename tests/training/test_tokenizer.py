@@ -172,7 +172,7 @@ def test_frames_are_strided_from_a_different_start_in_each_clip(options):
         ({"batch_size": 5}, "batch_size must be a multiple of threads=2, got 5"),
         ({"learning_rate": 0.0}, r"learning_rate must be above 0, got 0\.0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
-        ({"seed": 2**64}, "seed must fit 64 bits, got 18446744073709551616"),
+        ({"seed": 2**64}, "seed must fit in 64 bits, got 18446744073709551616"),
         ({"minutes": 0}, "minutes must be above 0, got 0"),
         ({"patch": 8, "init": Path("x")}, "patch is that of --init or --tokenizer"),
         ({"patch": 8, "tokenizer": Path("x")}, "patch is that of --init or --tokenizer"),

@@ -390,7 +390,7 @@ def test_heads_and_steps_beyond_the_machine_are_refused_in_a_line(monkeypatch):
     native, lanes = NativeModel(tiny_model()), torch.arange(2**17)
     monkeypatch.setattr(NativeModel, "num_threads", 2**20)
     rule, cache = causal(lanes, lanes[:1]), native.make_cache(1, 1)
-    with pytest.raises(ValueError, match=r"^a step of 1 x 131072 lanes would take [\d,.]+ GB"):
+    with pytest.raises(ValueError, match=r"^a step of 1 x 131072 lanes would need [\d,.]+ GB"):
         native.forward(lanes[None], lanes, lanes, rule, cache)
 
 

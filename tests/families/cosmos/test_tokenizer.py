@@ -149,7 +149,7 @@ def test_networks_of_another_kind_are_refused(tokenizer):
 def test_what_is_no_script_is_refused(scripts, tmp_path, content):
     broken = tmp_path / "encoder.jit"
     broken.write_bytes((scripts / "encoder.jit").read_bytes()[:999] if content is None else content)
-    message = r"encoder\.jit is no TorchScript file \(corrupt\?\): \w"
+    message = r"encoder\.jit: not a TorchScript file \(corrupt\?\): \w"
     with pytest.raises(ValueError, match=message) as error:
         CosmosTokenizer.from_jit(tmp_path)
     assert "\n" not in str(error.value)

@@ -218,7 +218,7 @@ def test_its_preset_is_that_of_the_paper():
         ({"world_model.head_observations.indices": torch.zeros(8)}, "got 2 tokens a frame"),
         ({"world_model.gate.weight": torch.zeros(8)}, "1 unknown tensor: gate.weight"),
         ({"world_model.transformer.ln_f.weight": None}, "1 missing tensor: transformer.ln_f"),
-        ({"world_model.head_rewards.indices": None}, "no 'head_rewards.indices' in it"),
+        ({"world_model.head_rewards.indices": None}, "missing key 'head_rewards.indices'"),
     ],
 )
 def test_files_that_are_none_are_refused_in_one_line(edit, message, weights, tmp_path):

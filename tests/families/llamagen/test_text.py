@@ -217,7 +217,7 @@ def test_what_is_missing_is_said_in_one_line(released, command, tmp_path):
         assert not list(tmp_path.glob("*.png"))
 
     refused("give --text", "generate", "--model", model)
-    refused("use it as it is, its text encoder is not stored", "convert", model, tmp_path / "ours")
+    refused("cannot be converted: its text encoder is stored", "convert", model, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
     config = json.loads((folder / T5 / "config.json").read_text())
     (folder / T5 / "config.json").write_text(json.dumps(config | {"d_model": 8}))
@@ -232,7 +232,9 @@ def test_what_is_missing_is_said_in_one_line(released, command, tmp_path):
 
 def test_a_world_is_not_saved_without_what_reads_its_texts(released, tmp_path):
     world = VideoGenerator.from_pretrained(released)
-    with pytest.raises(ValueError, match="use it as it is, its text encoder is not stored with it"):
+    with pytest.raises(
+        ValueError, match="cannot be converted: its text encoder is stored elsewhere"
+    ):
         world.save_pretrained(tmp_path / "saved")
     assert not list(tmp_path.iterdir())
 

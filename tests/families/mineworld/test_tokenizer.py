@@ -63,7 +63,7 @@ def test_a_mineworld_tokenizer_can_be_saved(tmp_path):
     [
         (
             lambda weights: weights.pop("model.quantize.embedding.weight"),
-            r"^the tokenizer: does not fit the config: 1 missing tensor: quantize\.embed",
+            r"^the tokenizer: does not match the config: 1 missing tensor: quantize\.embed",
         ),
         (
             lambda weights: weights.update({"model.loss": torch.zeros(1)}),
