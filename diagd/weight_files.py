@@ -106,10 +106,10 @@ _INERT = (
 )
 # Limits of a pickle: opcodes, each up to 1 KB, or 16 KB per class; memo entries; nested tuples,
 # which Python hashes by recursion.
-_MOST_OPCODES, _DEEPEST = 2**20, 100
-_LONGEST = 2**26  # bytes of the pickles that begin a file of the old kind
+_MAX_OPCODES, _MAX_DEPTH = 2**20, 100
+_MAX_OLD_BYTES = 2**26  # bytes of the pickles that begin a file of the old kind
 _PICKLES = 5  # of such a file: three of its header, the object, and the storage keys
-_MOST_SHARED = 4  # times that the data of a file may be referenced
+_MAX_SHARED = 4  # times that the data of a file may be referenced
 
 
 class Record:
@@ -194,10 +194,10 @@ def _look_through(file: IO[bytes], only_torch: bool = False) -> None:
             depth = memo.get(argument, 0)
         if name != "MARK":
             stack += [depth] * len(opcode.stack_after)
-        if cost > _MOST_OPCODES or depth > _DEEPEST:
+        if cost > _MAX_OPCODES or depth > _MAX_DEPTH:
             raise _RefusedFileError(
-                f"refused: its pickle has more than {_MOST_OPCODES} opcodes or memo entries, or "
-                f"over {_DEEPEST} nested tuples, which checkpoints do not need"
+                f"refused: its pickle has more than {_MAX_OPCODES} opcodes or memo entries, or "
+                f"over {_MAX_DEPTH} nested tuples, which checkpoints do not need"
             )
 
 
@@ -233,7 +233,7 @@ def _check_held(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     held, claimed = path.stat().st_size, 0
     for tensor in tensors.values():
         claimed += tensor.element_size() * math.prod(max(size, 1) for size in tensor.shape)
-    if claimed > _MOST_SHARED * held:
+    if claimed > _MAX_SHARED * held:
         raise ValueError(
             f"{path}: its tensors need {claimed} bytes, the file has {held}: expanded, or shared"
         )
@@ -242,7 +242,7 @@ def _check_held(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
 
 def _read_old(path: Path) -> Any:
     with path.open("rb") as file:
-        head = io.BytesIO(file.read(_LONGEST))
+        head = io.BytesIO(file.read(_MAX_OLD_BYTES))
     for _ in range(_PICKLES):
         _look_through(head, only_torch=True)
     return torch.load(path, "cpu", weights_only=True)

@@ -104,7 +104,7 @@ def engine_rows(
         started = synchronized_time(device)
         frames = list(engine.decode(strategy, given.actions))
         seconds = synchronized_time(device) - started - engine.capture_seconds
-        times = stopwatch.take() if knows_steps else None
+        times = stopwatch.collect() if knows_steps else None
         if sample and times:
             seconds = statistics.mean(times.seconds) * engine.stream.num_steps
         counts = engine.stream.num_steps, engine.stream.num_fed

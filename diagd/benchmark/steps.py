@@ -128,7 +128,7 @@ class Stopwatch(ModelWrapper[CausalModel]):
         self._num_seen = 0
         self._stride = max(1, num_steps // self.sample_size) if self.sample_size else 1
 
-    def take(self) -> StepTimes:
+    def collect(self) -> StepTimes:
         """Return the measurements since the last call; waits for the device."""
         times, self._times = self._times, StepTimes()
         on_cpu, moments, self._moments = self.device.type == "cpu", self._moments, []

@@ -29,7 +29,7 @@ RARE_SHARE = 0.01  # of the frames, below which an action is hardly learned
 WRONG_ROWS = {
     -1: (
         "row t - 1 led to frame t, so row t is the action taken after frame t (or "
-        'the game responds late); to fix it, write {"action": "none"} as the first row, drop the last'
+        'the game responds late); to fix it, write {"action": "none"} as row 0, drop the last'
     ),
     1: (
         "row t + 1 led to frame t, so rows are one frame late; to fix it, drop the first row and "

@@ -186,7 +186,7 @@ def write_starts(
 def write_start(
     goal: Path, clip: Path, start: int, vocabulary: ActionVocabulary, size_px: Size = None
 ) -> list[str]:
-    """Write up to `SCENE_FRAMES` of a clip, with their actions; return all actions of the clip."""
+    """Write up to `SCENE_FRAMES` of a clip with their actions; return all actions of the clip."""
     video = read_video(clip, SCENE_FRAMES, start=start, size_px=size_px)
     write_video(goal, video.frames, video.fps, CRF)
     actions = clip_actions(clip, vocabulary, video_length(clip)[0])
