@@ -249,9 +249,7 @@ def _steps(stream: Stream, strategy: Strategy, actions: Tensor) -> Iterator[Next
 def _check_seeds(seed: int | list[int], batch_size: int) -> list[int]:
     given = seed if isinstance(seed, list) else [whole(seed, "seed") + b for b in range(batch_size)]
     if len(seeds := [whole(value, "seed") for value in given]) != batch_size:
-        raise ValueError(
-            f"expected one seed, or one for each of {batch_size} rows, got {len(seeds)}"
-        )
+        raise ValueError(f"expected one seed, or one per row ({batch_size}), got {len(seeds)}")
     for value in seeds:
         if not -(2**63) <= value < 2**63:
             raise ValueError(f"seed must fit in 64 bits, got {value}")

@@ -1,4 +1,4 @@
-"""The released families that diagd knows, one line each; a checkpoint is the first one's to fit."""
+"""The released families that diagd supports, one line each; the first match wins."""
 
 from diagd.families.chameleon import CHAMELEON, RYNNVLA, WORLDVLA
 from diagd.families.cosmos import COSMOS
@@ -13,13 +13,13 @@ from diagd.families.wham import WHAM
 FAMILIES: tuple[Family, ...] = (
     WHAM,
     IRIS,
-    LLAMAGEN,  # before Cosmos, whose tensors are called alike
+    LLAMAGEN,  # before Cosmos, which has the same tensor names
     LLAMAGEN_T2I,
     COSMOS,
     JANUS,
-    RYNNVLA,  # a WorldVLA by its class's name
-    WORLDVLA,  # a Chameleon by its tensors
-    CHAMELEON,  # before MineWorld, whose tensors are called alike
+    RYNNVLA,  # a WorldVLA, by its class name
+    WORLDVLA,  # a Chameleon, by its tensors
+    CHAMELEON,  # before MineWorld, which has the same tensor names
     EMU3,
     MINEWORLD,
 )
