@@ -115,7 +115,9 @@ def test_a_world_is_loaded_in_the_dtype_that_is_asked_for(place, generator):
     for dtype, used in (("int8", "int8"), (torch.bfloat16, "bfloat16"), ("float32", "float32")):
         env = gymnasium.make(ID, world=str(place), dtype=dtype)
         assert env.unwrapped.episodes.world.dtype == used  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(ValueError, match=r"dtype must be one of torch or a name .*, got 'fast'"):
+    with pytest.raises(
+        ValueError, match=r"dtype must be a dtype of torch or a name .*, got 'fast'"
+    ):
         diagd.GymEnv(place, dtype="fast")
     with pytest.raises(ValueError, match=r"dtype must be left out: this world is loaded, in "):
         diagd.GymEnv(generator, dtype="int8")
@@ -190,7 +192,7 @@ def test_worlds_of_a_batch_have_seeds_and_scenes_of_their_own(generator):
     frames, info = many.reset(options={"scene": "hall", "reset_mask": np.ones(3, bool)})
     assert list(info["scene"]) == ["hall"] * 3
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"options": {"reset_mask": np.array([True, False, True])}}, "begin together"),
+        ({"options": {"reset_mask": np.array([True, False, True])}}, "start together"),
         ({"seed": [1, 2]}, "expected 3 seeds, got 2"),
         ({"seed": [1, 2, 2.5]}, "seed must be a whole number, got 2.5"),
         ({"options": {"scene": 3}}, "a number below 3"),

@@ -366,7 +366,7 @@ def test_a_converted_folder_is_not_overwritten_unasked(command, tmp_path):
         (("--text", "a door"), "this model takes no text"),
         (("--context-frames", 4), "context_frames must be 1 or 1 more than a multiple of 8"),
         (("--frames", 12), "num_frames must be a multiple of 8"),
-        (("--frames", 32), "9 frames and 32 to come are 6 grids, the model holds 5"),
+        (("--frames", 32), "9 frames and 32 new ones are 6 grids, the model holds 5"),
         (("--actions", "forward"), "this model takes no actions"),
     ],
 )
@@ -390,17 +390,17 @@ def test_a_text_model_wants_its_text(command, tmp_path):
     flags = "--text", "a door", "--text-encoder", tmp_path / "nowhere"
     command(*start, *output, *flags).assert_refused("text encoder folder not found: .*nowhere")
     flags = "--text", "a door", "--text-encoder", tmp_path
-    command(*start, *output, *flags).assert_refused("holds no T5 encoder: ")
+    command(*start, *output, *flags).assert_refused(": not a T5 encoder:  ")
 
 
 def test_tokenizers_that_are_not_there_are_asked_for(command, tmp_path):
     save_model(Transformer.random(cosmos_config()), tmp_path / "model")
     output = "--output", tmp_path / "dream.mp4"
-    message = "its tokenizer is not with it: name the folder with --tokenizer"
+    message = "tokenizer not found, give its folder as --tokenizer"
     command("generate", "--model", tmp_path / "model", *output).assert_refused(message)
     for name in ("model.ckpt", "config.yaml"):
         shutil.copy(FIXTURES / "mineworld_tiny" / name, tmp_path)
-    message = "no config names its tokenizer: name the folder with --tokenizer"
+    message = "tokenizer not found: give its folder as --tokenizer"
     command("generate", "--model", tmp_path / "model.ckpt", *output).assert_refused(message)
 
 
@@ -438,5 +438,5 @@ def test_an_unknown_word_of_an_action_is_named(minecraft_clip, command, tmp_path
 def test_defaults_of_another_version_are_refused(tmp_path):
     write_cosmos(tmp_path)
     (tmp_path / "model" / "generation.json").write_text('{"mood": "calm"}')
-    with pytest.raises(ValueError, match=r"generation\.json: no generation defaults: .*mood"):
+    with pytest.raises(ValueError, match=r"generation\.json: not generation defaults: .*mood"):
         load_parts(tmp_path / "model", tokenizer=tmp_path / "tokenizer")

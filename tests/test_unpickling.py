@@ -226,9 +226,7 @@ def test_an_array_of_other_size_than_its_bytes_is_refused(arrays):
         b"K\x02G" + b"\x40" + b"\0" * 7 + b"\x86",
     ):
         arrays.write_bytes(content.replace(b"K\x02K\x03\x86", shape)[11:])  # without the frame
-        with pytest.raises(
-            ValueError, match=r"expected dicts of NumPy's float arrays, got another"
-        ):
+        with pytest.raises(ValueError, match=r"expected dicts of NumPy's float arrays, got others"):
             read_arrays(arrays)
 
 

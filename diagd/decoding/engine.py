@@ -523,8 +523,8 @@ class Stream:
             keys = enumerate(getattr(self.batch.buffers.cache, "keys", ()))
             broken = next((layer for layer, of in keys if not of.isfinite().all()), None)
             raise ValueError(
-                f"no token to sample at frame {self.num_generated}, row {row}, column {column} "
-                f"(seen after step {self.num_steps}): the model produced NaN or infinite logits"
+                f"no token can be sampled at frame {self.num_generated}, row {row}, column {column}"
+                f" (seen after step {self.num_steps}): the model produced NaN or infinite logits"
                 + ("" if broken is None else f", first in layer {broken}")
             )
         self.num_used = end

@@ -269,7 +269,7 @@ def test_a_checkpoint_folder_can_be_timed(command, world):
 )
 def test_a_model_that_is_no_llama_has_no_baseline(changes, bench):
     refused = bench("--grid", "2x3x5", "--baseline", "hf", **changes)
-    refused.assert_refused("only LLaMA-like models have a Hugging Face LLaMA: use --baseline none")
+    refused.assert_refused("baseline hf needs a LLaMA-like model: use --baseline none")
     outcome = bench("--grid", "2x3x5", **changes)
     assert "no Hugging Face baseline: no model like tiny there" in outcome.said
     rows = rows_of(outcome)
@@ -287,7 +287,7 @@ def test_a_model_that_is_no_llama_has_no_baseline(changes, bench):
         (("--backend", "fast"), r"'native'"),
         (("--baseline", "vllm"), r"'hf'"),
         (("--backend", "native", "--dtype", "float16"), r"native needs a model on the cpu in .*16"),
-        (("--strategy", "diagonal"), r"a strategy looks like raster, k=2,"),
+        (("--strategy", "diagonal"), r"strategy must look like raster, k=2,"),
         (("--strategy", "zipar=6"), r"row_lag must be in \[1, width=5\], got 6"),
         (
             ("--temperature", 1, "--baseline", "hf"),

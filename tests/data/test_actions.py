@@ -125,7 +125,7 @@ def test_a_file_of_actions_comes_back_as_written(tmp_path):
 def test_a_file_of_another_length_tells_both_lengths(num_frames, given, tmp_path):
     path = tmp_path / "walk.jsonl"
     write_actions(path, ["none"] * given)
-    message = rf"walk\.jsonl: expected {num_frames} actions \(one per frame\), got {given}$"
+    message = rf"walk\.jsonl: expected {num_frames} actions, got {given}$"
     with pytest.raises(ValueError, match=message):
         read_actions(path, VOCABULARY, num_frames)
 
@@ -178,7 +178,7 @@ def test_a_vocabulary_comes_back_as_saved(tmp_path):
 def test_names_that_are_no_list_of_strings_are_refused(names, tmp_path):
     path = tmp_path / "actions.json"
     path.write_text(json.dumps({"names": names}))
-    with pytest.raises(ValueError, match=r"actions\.json is no action vocabulary"):
+    with pytest.raises(ValueError, match=r"actions\.json: expected an action vocabulary"):
         ActionVocabulary.load(path)
 
 

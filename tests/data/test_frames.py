@@ -315,7 +315,7 @@ def test_a_film_that_changes_its_size_has_one_size_or_is_refused(tmp_path):
     (tmp_path / "larger.ts").write_bytes(start + (tmp_path / "b.ts").read_bytes())
     (tmp_path / "turned.ts").write_bytes(start + (tmp_path / "c.ts").read_bytes())
     assert read_video(tmp_path / "larger.ts").frames.shape == (6, 48, 80, 3)
-    message = r"turned\.ts changes its shape on the way, from 48x80 to 80x48 px"
+    message = r"turned\.ts changes its frame size, from 48x80 to 80x48 px"
     with pytest.raises(ValueError, match=message):
         read_video(tmp_path / "turned.ts")
 

@@ -90,7 +90,7 @@ def test_another_rule_can_be_asked_for():
 
 def test_a_clip_too_long_is_refused():
     tokens = torch.zeros(1, 31, 3, 5, dtype=torch.int64)
-    with pytest.raises(ValueError, match="the model holds 320 positions, the clip takes 464"):
+    with pytest.raises(ValueError, match="clip must fit the model's 320 positions, got 464"):
         strategy_nll(model_of("own"), tokens, None, Raster())
 
 

@@ -79,7 +79,7 @@ def test_the_tokenizer_may_lie_elsewhere(attention, world, tmp_path):
     whole = attention().document
     bare = shutil.copytree(world, tmp_path / "bare")
     tokenizer = shutil.move(bare / "tokenizer", tmp_path / "tokenizer")
-    attention("--model", bare).assert_refused("name the folder with --tokenizer")
+    attention("--model", bare).assert_refused("give its folder as --tokenizer")
     done = attention("--model", bare, "--tokenizer", tokenizer)
     assert done.code == 0, done.err
     assert done.document["shares"] == whole["shares"]

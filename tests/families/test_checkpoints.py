@@ -291,9 +291,9 @@ OTHERS = "".join(f"\n{name}: {value}" for name, value in tiny_fields().items() i
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"hidden_size: [{DOUBLED}]", "its aliases make more than 65536 values of it"),
-        (MERGED, "its aliases make more than 65536 values of it"),
-        ("&a [*a]", "its aliases make more than 65536 values of it"),
+        (f"hidden_size: [{DOUBLED}]", "aliases expand to more than 65536 values"),
+        (MERGED, "aliases expand to more than 65536 values"),
+        ("&a [*a]", "aliases expand to more than 65536 values"),
         (
             f"hidden_size: 0x{'f' * 5000}{OTHERS}",
             "hidden_size must be at most 268435456, got 20000",

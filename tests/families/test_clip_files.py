@@ -139,7 +139,7 @@ def test_a_clip_of_a_variable_rate_has_the_frames_that_were_promised(fps, tmp_pa
 
 def test_actions_cannot_be_read_at_another_rate(videos):
     clip = find_clips(videos, codec=WALK)["a"]
-    with pytest.raises(ValueError, match=r"a\.mp4: actions are one a frame at 30 fps and .* at 10"):
+    with pytest.raises(ValueError, match=r"a\.mp4: actions are given at 30 fps and .* at 10"):
         clip.read(fps=10)
     same = clip.read(fps=29.97)
     assert (same.actions, same.fps) == (NAMES, 30)
@@ -187,7 +187,9 @@ def test_what_is_not_there_is_named(tmp_path):
         find_clips(tmp_path)
     (tmp_path / "clip.mp4").write_bytes(b"")
     (tmp_path / "clip.avi").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"two clips have one name: .*clip\.avi and .*clip\.mp4"):
+    with pytest.raises(
+        ValueError, match=r"names of clips must differ, got .*clip\.avi and .*clip\.mp4"
+    ):
         find_clips(tmp_path)
 
 

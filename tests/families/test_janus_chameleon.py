@@ -508,9 +508,9 @@ def test_flags_that_do_not_fit_an_image_are_refused(
 @pytest.mark.parametrize(
     ("name", "edit", "message"),
     [
-        ("janus", {"tokenizer_config.json": "{}"}, "no token for the begin of a sequence"),
-        ("chameleon", {"tokenizer_config.json": "{}"}, "no token for the begin of a sequence"),
-        ("janus", "chameleon", "it has no token <begin_of_image>: is it another model's"),
+        ("janus", {"tokenizer_config.json": "{}"}, "the tokenizer has no BOS token"),
+        ("chameleon", {"tokenizer_config.json": "{}"}, "the tokenizer has no BOS token"),
+        ("janus", "chameleon", r"tokenizer has no <begin_of_image> token \(of another model\?\)"),
         ("chameleon", ("<s>", 7), "'<s>' is 7 in the model's config.json and 1 in its text tok"),
     ],
 )

@@ -53,8 +53,8 @@ def test_an_actions_file_says_whose_actions_they_are(codec, tmp_path):
     [
         ("{", ": not valid JSON"),
         ("[]", ": expected a JSON object, got list"),
-        ('{"kind": "Pong"}', " is no action vocabulary"),
-        ('{"kind": ["WHAM"]}', " is no action vocabulary"),
+        ('{"kind": "Pong"}', ": expected an action vocabulary"),
+        ('{"kind": ["WHAM"]}', ": expected an action vocabulary"),
     ],
 )
 def test_an_actions_file_of_nobody_is_named(text, message, tmp_path):

@@ -171,7 +171,7 @@ def test_long_rope_holds_what_its_short_angles_reach():
     assert model.max_positions == 16
     prompt, grid = random_tokens(2, 4), diagd.TokenGrid(1, 3, 5)
     with pytest.raises(
-        ValueError, match="prompt and one frame take 19 slots, the context holds 16"
+        ValueError, match="prompt and one frame need 19 slots, the context holds 16"
     ):
         diagd.generate_tokens(model, prompt, "k=2", context_frames=0, grid=grid)
 
@@ -218,9 +218,11 @@ def unsupported_models():
     eyes = {"depth": 1, "hidden_size": 16, "embed_dim": 16, "num_heads": 2}
     with torch.device("meta"):
         return {
-            "expected a transformers causal LM, got Linear": torch.nn.Linear(2, 2),
-            "expected a transformers causal LM, got LlamaModel": LlamaModel(LlamaConfig(**SIZES)),
-            "expected a transformers causal LM, got T5For": T5ForConditionalGeneration(t5),
+            "model must be a transformers causal LM, got Linear": torch.nn.Linear(2, 2),
+            "model must be a transformers causal LM, got LlamaModel": LlamaModel(
+                LlamaConfig(**SIZES)
+            ),
+            "model must be a transformers causal LM, got T5For": T5ForConditionalGeneration(t5),
             "BloomForCausalLM cannot be fed out of order: it takes no position_ids": (
                 BloomForCausalLM(bloom)
             ),
@@ -302,5 +304,5 @@ def test_a_model_whose_forward_bans_ids_is_refused():
             return out
 
     Banning.forward.__signature__ = inspect.signature(LlamaForCausalLM.forward)
-    with pytest.raises(ValueError, match="Banning cannot be used: its forward bans 8 ids"):
+    with pytest.raises(ValueError, match="Banning cannot be used: its forward masks 8 ids"):
         HuggingFaceModel(Banning(LlamaConfig(**SIZES)))

@@ -88,7 +88,7 @@ def test_a_missing_file_is_named(tmp_path):
 def test_a_truncated_file_is_refused(share, tmp_path):
     content = (FIXTURES / "cosmos_tiny_a" / "model.pt").read_bytes()
     (tmp_path / "model.pt").write_bytes(content[: int(share * len(content))])
-    with pytest.raises(ValueError, match=r"model\.pt: (no PyTorch|damaged) checkpoint[,:] "):
+    with pytest.raises(ValueError, match=r"model\.pt: (not a PyTorch|damaged) checkpoint[,:] "):
         read_torch_file(tmp_path / "model.pt")
 
 

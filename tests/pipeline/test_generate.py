@@ -142,7 +142,7 @@ def test_what_needs_no_weights_is_refused_before_they_are_read(
 def test_a_folder_without_a_model_is_named(refused, tmp_path):
     (tmp_path / "none").mkdir()
     expected = r"expected a folder with config\.json and model\.safetensors, or a released"
-    refused(rf"none holds no model: {expected}", model=tmp_path / "none")
+    refused(rf"none: no model, {expected}", model=tmp_path / "none")
 
 
 def test_raster_alone_is_one_row(generate):
@@ -322,7 +322,7 @@ def test_a_file_of_too_few_or_too_many_actions_is_refused(given, refused, tmp_pa
 def test_a_prompt_with_another_number_of_actions_is_refused(refused, world, tmp_path):
     shutil.copy(world / "prompt.mp4", tmp_path)
     write_actions(tmp_path / "prompt.jsonl", ["left"] * 4)
-    message = r"prompt\.jsonl: expected 5 actions \(one per frame\), got 4"
+    message = r"prompt\.jsonl: expected 5 actions, got 4"
     refused(message, "--prompt", tmp_path / "prompt.mp4")
 
 
@@ -456,7 +456,7 @@ def test_a_tokenizer_of_another_codebook_is_refused(refused, broken_world):
 def test_a_context_that_does_not_fit_the_model_is_refused(refused, broken_world):
     config = replace(model_config(), max_positions=3 * (HEIGHT * WIDTH + 1))
     save_model(random_model(config), broken_world)
-    message = r"prompt and one frame take 63 slots, the context holds 48"
+    message = r"prompt and one frame need 63 slots, the context holds 48"
     refused(message, "--context-frames", 3, model=broken_world)
 
 

@@ -130,15 +130,15 @@ def test_a_folder_without_shards_is_named(tmp_path):
 def test_a_truncated_shard_is_refused(tmp_path):
     path = write_shard(tmp_path)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"shard_00000\.safetensors is no token shard \(corrupt"):
+    with pytest.raises(ValueError, match=r"shard_00000\.safetensors: not a token shard \(corrupt"):
         read_shards(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"codebook_size": "many"}, "is no token shard"),
-        ({"action_names": "5"}, "is no token shard"),
+        ({"codebook_size": "many"}, "not a token shard"),
+        ({"action_names": "5"}, "not a token shard"),
         ({"tokens": torch.zeros(4, 3, 5)}, r"tokens must be \(clips, T, height, width\), got \(4,"),
         (
             {"tokens": torch.full((1, 4, 3, 5), 20, dtype=torch.int16)},

@@ -91,5 +91,5 @@ def test_a_text_for_t5_is_ended_also_when_it_is_cut(t5, tmp_path):
 
 def test_an_end_that_t5_knows_otherwise_is_refused(t5, tmp_path):
     write_words(tmp_path, pieces_of_a_text, eos_token="<pad>")
-    with pytest.raises(ValueError, match=r"holds no T5 encoder: '<pad>' is 0 in the model's conf"):
+    with pytest.raises(ValueError, match=r": not a T5 encoder:  '<pad>' is 0 in the model's conf"):
         text_states("a red house", tmp_path, 20)

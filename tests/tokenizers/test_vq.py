@@ -198,8 +198,8 @@ def test_a_missing_file_is_named(saved, name):
         ("[]", "expected a JSON object, got list"),
         ("{}", "_class_name must be VQModel, got None"),
         ('{"_class_name": "UNet2DModel"}', "_class_name must be VQModel, got 'UNet2DModel'"),
-        ('{"_class_name": "VQModel", "norm_num_groups": 0}', "describes no VQModel: "),
-        ('{"_class_name": "VQModel", "down_block_types": ["No"]}', "describes no VQModel: "),
+        ('{"_class_name": "VQModel", "norm_num_groups": 0}', "not the config of a VQModel: "),
+        ('{"_class_name": "VQModel", "down_block_types": ["No"]}', "not the config of a VQModel: "),
     ],
 )
 def test_a_bad_config_is_refused(saved, text, message):

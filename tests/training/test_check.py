@@ -23,7 +23,7 @@ def test_the_command_says_what_is_there_and_which_row_led_to_which_frame(command
     assert sum(use["share"] for use in document["actions"].values()) == pytest.approx(1)
     told = command("check", clips).out
     assert "10 clips, 400 frames of 32x64 px, 30 a second: 0:13 minutes" in told
-    assert "So row t led to frame t, as it should." in told
+    assert "Row t led to frame t, as expected." in told
 
 
 def test_the_frames_shown_are_about_a_change_of_action(command, clips):

@@ -111,8 +111,8 @@ def test_what_will_disappoint_is_noted(clips):
     video, _ = clip_paths(clips, 2)
     write_video(video, read_video(video).frames[:1].expand(FRAMES, -1, -1, -1), 30)
     notes = check_clips(clips).notes
-    assert notes[0] == f"{video}: nothing moves in it"
-    assert notes[1] == "never used, so the world cannot learn them: fly"
+    assert notes[0] == f"{video}: no motion"
+    assert notes[1] == "actions never used, which the world cannot learn: fly"
 
 
 def test_rare_and_lonely_actions_are_noted(clips):
@@ -122,7 +122,7 @@ def test_rare_and_lonely_actions_are_noted(clips):
     one_action = check_clips(clips)
     assert one_action.timing is not None
     assert one_action.timing.found is None
-    assert one_action.notes[-1] == "only one action is ever used: nobody could steer this world"
+    assert one_action.notes[-1] == "only one action is used: this world cannot be controlled"
     write_actions(paths[0], ["left"] * 3 + ["none"] * (FRAMES - 3))
     assert "used in less than 1% of the frames: left" in check_clips(clips).notes
 

@@ -72,7 +72,7 @@ def test_clips_are_those_that_evaluation_finds_whatever_their_endings(tmp_path):
 
 def test_recordings_of_a_family_are_refused(tmp_path):
     (tmp_path / "FB_1_data.npz").touch()
-    with pytest.raises(ValueError, match=r"FB_1_data.npz: expected a video; recordings cannot"):
+    with pytest.raises(ValueError, match=r"FB_1_data.npz: training needs videos, got a rec"):
         find_films(tmp_path)
 
 
@@ -184,7 +184,7 @@ def test_nor_is_a_tokenizer_trained_over_the_one_that_its_tokens_are_of(options,
     tokenize(options(tokenizer=tmp_path / "other"))
     before = contents(tmp_path / "out")
     with pytest.raises(
-        ValueError, match=r"out holds tokens of another tokenizer: name it by --tok"
+        ValueError, match=r"out holds tokens of another tokenizer: give it as --tok"
     ):
         tokenize(options())
     assert contents(tmp_path / "out") == before

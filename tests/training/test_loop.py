@@ -314,8 +314,8 @@ def test_a_finished_run_is_trained_for_longer_where_more_minutes_are_given(timed
         capsys.readouterr()
         pretrain(run)
         told = capsys.readouterr().out
-        assert f"{run.out.name} is finished, after 4 steps in 4 s; to train it for longer: " in told
-        assert "the same diagd train with --more-minutes 10 in place of --minutes" in told
+        assert f"{run.out.name} is finished, after 4 steps in 4 s; to train longer, run " in told
+        assert "the same diagd train with --more-minutes 10 instead of --minutes" in told
     longer = timed("killed", **more, save_minutes=0.0)
     run_killed(pretrain, longer, 5)
     assert pretrain(longer)["steps"] == pretrain(timed("whole", **more))["steps"] == 7
@@ -331,7 +331,7 @@ def test_more_minutes_are_for_a_run_that_is_finished(timed):
     run_killed(pretrain, timed(save_minutes=0.0), 2)
     with pytest.raises(ValueError, match=r"a run that is not finished: leave --more-minutes out"):
         pretrain(timed(**more))
-    with pytest.raises(ValueError, match="more_minutes stands alone: leave minutes out"):
+    with pytest.raises(ValueError, match="minutes must be left out with more_minutes"):
         timed(more_minutes=1.0)
     with pytest.raises(ValueError, match="more_minutes must be above 0, got 0"):
         timed(minutes=None, more_minutes=0)
@@ -416,7 +416,7 @@ def test_a_run_that_diverges_says_so_and_keeps_its_last_good_checkpoint(
         return value
 
     monkeypatch.setattr(loop.TrainingRun, "take_step", step)
-    message = r"training diverged between steps 4 and 6: loss nan; .*good keeps what was saved last"
+    message = r"training diverged between steps 4 and 6: loss nan; .*good keeps the last checkpoint"
     with pytest.raises(ValueError, match=message):
         pretrain(good)
     assert [line["step"] for line in log_of(good.out)] == [3]

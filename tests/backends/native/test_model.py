@@ -158,15 +158,15 @@ def masked(visible: Tensor) -> Seen:
             {"seen": Seen.of_mask(torch.ones(2, 2, dtype=torch.bool), PAIR, PAIR.float())},
             "held must be int64 on the cpu, got torch.float32",
         ),
-        ({"seen": Seen(PAIR.expand(3, 2), PAIR, PAIR, PAIR)}, r"of as many lanes as see"),
+        ({"seen": Seen(PAIR.expand(3, 2), PAIR, PAIR, PAIR)}, r"with as many lanes as seen"),
         ({"seen": Seen(PAIR, PAIR.expand(3, 2), PAIR, PAIR)}, r"steps must be \(S, L\)"),
         ({"seen": Seen(PAIR, torch.arange(3), PAIR, PAIR)}, r"steps must be \(S, L\)"),
         ({"seen": Seen(PAIR, PAIR, PAIR, torch.arange(3))}, r"held and fed_at \(S, M\)"),
         ({"seen": Seen(PAIR, PAIR, PAIR.expand(2, 2), PAIR)}, r"held and fed_at \(S, M\)"),
         ({"seen": Seen(PAIR, PAIR, PAIR, PAIR.int())}, "fed_at must be int64 on the cpu"),
-        ({"seen": causal(torch.arange(3), PAIR)}, r"of as many lanes as see"),
-        ({"positions": torch.arange(0)}, r"positions and slots, too, or \(L,\)"),
-        ({"slots": torch.arange(1)}, r"positions and slots, too, or \(L,\)"),
+        ({"seen": causal(torch.arange(3), PAIR)}, r"with as many lanes as seen"),
+        ({"positions": torch.arange(0)}, r"positions and slots \(S, L\) or \(L,\)"),
+        ({"slots": torch.arange(1)}, r"positions and slots \(S, L\) or \(L,\)"),
         ({"tokens": torch.zeros(2, dtype=torch.int64)}, r"tokens must be \(S, L\)"),
         ({"tokens": torch.zeros(3, 2, dtype=torch.int64)}, "has 2 sequences, got 3 from 0 on"),
         ({"first": 2}, "has 2 sequences, got 1 from 2 on"),
@@ -347,7 +347,9 @@ def test_a_step_without_memory_for_it_is_an_error(weights):
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (taken + 2**28, limits[1]))  # the mask alone takes 2**30
     try:
-        with pytest.raises(MemoryError, match=r"^no memory for 1 x 4096 lanes over 60000 slots$"):
+        with pytest.raises(
+            MemoryError, match=r"^out of memory for 1 x 4096 lanes over 60000 slots$"
+        ):
             native.forward(tokens, lanes, lanes, rule, cache, 1)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
@@ -369,7 +371,7 @@ def test_a_step_without_memory_for_threads_is_an_error_and_the_next_one_works(mo
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (taken + 2**26, limits[1]))  # stacks take 2**23 each
     try:
-        with pytest.raises(MemoryError, match=r"^no memory for 1 x 15 lanes over 15 slots$"):
+        with pytest.raises(MemoryError, match=r"^out of memory for 1 x 15 lanes over 15 slots$"):
             whole_frame(native)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
@@ -396,7 +398,7 @@ def test_heads_and_steps_beyond_the_machine_are_refused_in_a_line(monkeypatch):
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
 def test_copies_are_refused_in_words(copied):
-    with pytest.raises(TypeError, match="a model in native kernels is neither copied nor pickled"):
+    with pytest.raises(TypeError, match="models of backend native cannot be copied or pickled"):
         copied(NativeModel(tiny_model()))
 
 
@@ -488,7 +490,7 @@ def test_a_record_with_a_field_moved_or_changed_or_lost_is_refused(
     monkeypatch, read, old, new, record
 ):
     monkeypatch.setattr("diagd.backends.native.model.RECORDS", read(old, new))
-    with pytest.raises(OSError, match=f"the kernels have another record {record} than csrc"):
+    with pytest.raises(OSError, match=f"kernels have another record {record} than csrc"):
         NativeModel(tiny_model())
 
 

@@ -108,7 +108,7 @@ def test_where_no_variant_passes_the_compiler_is_asked(prebuilt, caplog):
     (prebuilt / "avx2.so").write_text("not a library")
     with pytest.raises(OSError, match=r"no C\+\+ compiler found"):
         library.find_or_make()
-    assert re.search("prebuilt kernels for avx2 fail their test: .*file too short", caplog.text)
+    assert re.search("prebuilt kernels for avx2 failed their test: .*file too short", caplog.text)
     assert [path.name for path in library.cache_folder().iterdir()] == [".kernels.lock"]
 
 

@@ -17,7 +17,7 @@ from diagd.data.recorders.recording import RecordOptions
         ),
         ({"size": "100x96"}, "multiples of 16 and at least 16, got '100x96'"),
         ({"size": "64x0"}, "multiples of 16 and at least 16, got '64x0'"),
-        ({"actions": "game:ACTIONS"}, "--actions is for a Gymnasium environment, --gym ID"),
+        ({"actions": "game:ACTIONS"}, r"--actions is only for Gymnasium environments \(--gym ID\)"),
         ({"gym": "Game-v0", "scenario": "my_way_home"}, "--scenario is for ViZDoom"),
     ],
 )

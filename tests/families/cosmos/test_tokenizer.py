@@ -136,11 +136,11 @@ def test_networks_of_another_kind_are_refused(tokenizer):
         ((None,), r"\(NoneType\)"),
     ):
         other = CosmosTokenizer(lambda _, answer=answer: answer, tokenizer.decoder)
-        message = rf"^the encoder must return \(ids, codes \(1, 6, 5, 2, 3\)\), got {said}"
+        message = rf"^encoder must return \(ids, codes \(1, 6, 5, 2, 3\)\), got {said}"
         with pytest.raises(ValueError, match=message):
             other.encode(clip(1))
     other = CosmosTokenizer(tokenizer.encoder, lambda ids: torch.zeros(1, 3, 49, 16, 24))
-    message = r"^the decoder must return \(1, 3, 33, 32, 48\), got \(1, 3, 49, 16, 24\)$"
+    message = r"^decoder must return \(1, 3, 33, 32, 48\), got \(1, 3, 49, 16, 24\)$"
     with pytest.raises(ValueError, match=message):
         other.decode(torch.zeros(1, 2, 3, dtype=torch.int64))
 

@@ -236,7 +236,7 @@ def test_what_users_get_wrong_is_said_in_one_line(folder, world, command, tmp_pa
         command("generate", "--model", model, *flags).assert_refused(message)
         assert not list(tmp_path.glob("*.png"))
 
-    refused('makes images from texts: give --text, such as "a house"')
+    refused('generates images from text: give --text, such as "a house"')
     refused(
         "text_encoder and text_embedding must be left out: this", "--text", "a", *encoder(tmp_path)
     )
@@ -291,7 +291,7 @@ def encoder(folder):
 def test_a_folder_without_its_text_tokenizer_is_refused(folder, tmp_path):
     bare = shutil.copytree(folder, tmp_path / "bare")
     (bare / "tokenizer_config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"bare: no text tokenizer of emu3: it has no token for"):
+    with pytest.raises(ValueError, match=r"bare: not a text tokenizer of emu3: tokenizer has no"):
         diagd.VideoGenerator.from_pretrained(bare)
     (bare / "tokenizer.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"text tokenizer not found: .*tokenizer\.json"):

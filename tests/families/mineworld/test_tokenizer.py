@@ -143,7 +143,9 @@ def test_the_tokenizer_is_found_where_the_yaml_names_it_or_beside(params, vae, r
 )
 def test_a_yaml_that_names_no_tokenizer_is_one_line(params, missing, released):
     found = released(params)
-    message = rf"300M_16f\.ckpt: no config names its tokenizer: name .* or its {missing} in the YAM"
+    message = (
+        rf"300M_16f\.ckpt: tokenizer not found: give its folder .* or its {missing} in the YAM"
+    )
     with pytest.raises(ValueError, match=message):
         tokenizer_of(found)
 

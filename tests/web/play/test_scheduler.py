@@ -209,7 +209,7 @@ def test_a_start_that_does_not_fit_ends_the_session_with_the_reason(generator):
             return item
 
     note = asyncio.run(scenario())
-    assert note.document["message"].startswith("The dream ended: prompt and one frame take")
+    assert note.document["message"].startswith("The dream ended: prompt and one frame need")
 
 
 def test_there_is_a_most_and_who_leaves_makes_room(generator):
