@@ -115,9 +115,7 @@ def test_a_world_is_loaded_in_the_dtype_that_is_asked_for(place, generator):
     for dtype, used in (("int8", "int8"), (torch.bfloat16, "bfloat16"), ("float32", "float32")):
         env = gymnasium.make(ID, world=str(place), dtype=dtype)
         assert env.unwrapped.episodes.world.dtype == used  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(
-        ValueError, match=r"dtype must be a dtype of torch or a name .*, got 'fast'"
-    ):
+    with pytest.raises(ValueError, match=r"dtype must be a torch dtype or a name .*, got 'fast'"):
         diagd.GymEnv(place, dtype="fast")
     with pytest.raises(ValueError, match=r"dtype must be left out: this world is loaded, in "):
         diagd.GymEnv(generator, dtype="int8")

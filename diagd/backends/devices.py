@@ -34,7 +34,7 @@ def dtype_of(name: DTypeName) -> torch.dtype:
     """Return the torch dtype to load weights in; int8 weights are quantized from float32 later."""
     dtype = torch.float32 if name == "int8" else getattr(torch, str(name), None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"dtype must be a dtype of torch or a name such as bfloat16, got {name!r}")
+        raise ValueError(f"dtype must be a torch dtype or a name such as bfloat16, got {name!r}")
     return dtype
 
 

@@ -400,9 +400,7 @@ def test_a_stream_of_a_batch_is_refused(generator, context):
 
 @pytest.mark.parametrize("dtype", ["bf16", "torch.float32", np.float32, "randn"])
 def test_a_dtype_that_is_none_is_refused(dtype, world):
-    with pytest.raises(
-        ValueError, match="dtype must be a dtype of torch or a name such as bfloat16"
-    ):
+    with pytest.raises(ValueError, match="dtype must be a torch dtype or a name such as bfloat16"):
         diagd.VideoGenerator.from_pretrained(world, dtype=dtype)
 
 

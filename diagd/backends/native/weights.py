@@ -87,7 +87,7 @@ class NativeWeights:
         self.config = config = model.config
         if not has_kernels(config):
             raise ValueError(
-                "native kernels do not support cross-attention, position tables, exact GELU in MLPs "
+                "native kernels do not support cross-attention, position tables, exact GELU "
                 f"or head_dim above {MAX_HEAD_DIM}, got {config.head_dim}"
             )
         if weights == "int8" and (size := config.head_dim) > MAX_DUOS:

@@ -241,7 +241,7 @@ def test_a_world_is_not_saved_without_what_reads_its_texts(released, tmp_path):
 
 def test_a_backend_whose_embeddings_cannot_be_written_is_refused():
     model = HuggingFaceModel(architecture("llama"))
-    with pytest.raises(ValueError, match="does not support prompt embeddings: use another --backend"):
+    with pytest.raises(ValueError, match="does not support prompt embeddings: use another"):
         VectorPrompt(model, torch.arange(2), torch.zeros(2, 8), 3).make_cache(1, 9)
 
 
@@ -249,5 +249,5 @@ def test_an_encoder_whose_tokenizer_cannot_be_read_is_one_line(released, tmp_pat
     folder = shutil.copytree(released.parent / T5, tmp_path / T5)
     words = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps(words | {"model": {"type": "of 2030"}}))
-    with pytest.raises(ValueError, match=r"flan-t5-xl: not a T5 encoder: text tokenizer ca):
+    with pytest.raises(ValueError, match=r"flan-t5-xl: not a T5 encoder: text tokenizer ca"):
         text_states(TEXT, folder, PLACES)
