@@ -60,7 +60,7 @@ COMMANDS = {
         owns_out=True,
     ),
     "bench": Command("time raster and diagonal decoding side by side", "benchmark.bench:main"),
-    "convert": Command("turn a released checkpoint into our folder", "pipeline.convert:main"),
+    "convert": Command("convert a released checkpoint to our format", "pipeline.convert:main"),
     "attention": Command(
         "measure where a model attends",
         "evaluation.attention:report_attention",

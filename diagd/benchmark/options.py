@@ -38,16 +38,16 @@ class BenchOptions:
     context_frames: tuple[int, ...] = ()
     dtype: tuple[DTypeChoice, ...] = ("float32",)  # weight types
     backend: tuple[Backend, ...] = ("auto",)  # execution backends
-    device: Device = "cpu"  # cpu, cuda, cuda:1
+    device: Device = "cpu"  # run on cpu, cuda or cuda:1
     # hf: Hugging Face generate on the same weights; auto: hf if it has the model, decoding is
     # greedy and no step is skipped
     baseline: Literal["auto", "hf", "none"] = "auto"
-    # within a minute: raster and k=1 after one frame, a sample of their steps, no Hugging Face
+    # benchmark in a minute: raster and k=1 after one frame, sampled steps, no Hugging Face
     quick: bool = False
     repeats: int = 3  # number of timed runs per row
     steps: int | None = None  # time only this many steps of a run, evenly spaced; skip the others
     random_weights: bool = False  # ignore the checkpoint's weights; presets always have random ones
-    temperature: float = 0.0  # 0 is greedy
+    temperature: float = 0.0  # sampling temperature; 0: greedy
     top_p: float | None = GenerationDefaults.top_p  # keep the most likely tokens up to this mass
     seed: int = 0  # seed of random weights, prompt and actions
     submit: OutputFile | None = None  # JSON file to write for LEADERBOARD.md's table of machines
@@ -114,7 +114,7 @@ class DoctorOptions:
     without a prompt), and `warnings`.
     """
 
-    device: Device = "cpu"  # cpu, cuda, cuda:1
+    device: Device = "cpu"  # run on cpu, cuda or cuda:1
     model: str = "doom"  # model to choose for and to probe: bundled, a folder, a checkpoint
     seconds: float = 5.0  # duration of the speed probe; 0 skips it
     # time steps now instead of reusing timings of the last day

@@ -368,8 +368,8 @@ def generate_tokens(
     needed = [coming + max(map(len, of_row)) for of_row in each]
     held = max_slots if isinstance(max_slots, Sequence) else [max_slots] * len(needed)
     holds = [
-        most if limit is None else min(most, whole(limit, "max_slots"))
-        for most, limit in zip(needed, held, strict=True)
+        count if limit is None else min(count, whole(limit, "max_slots"))
+        for count, limit in zip(needed, held, strict=True)
     ]
     given = frame, len(prompt), sampling, seed
     decoder = DecodingEngine(model, *given, max_slots=holds, **engine)

@@ -23,7 +23,7 @@ from diagd.workers import Pool
 class MachineFlags:
     """Where a model runs, and its weight type."""
 
-    device: Device = "cpu"  # cpu, cuda, cuda:1
+    device: Device = "cpu"  # run on cpu, cuda or cuda:1
     # weight type; auto: the faster of float32 and bfloat16 here; fastest: int8 as well
     dtype: DTypeChoice = "auto"
     # execution backend; auto: native on the CPU, on CUDA triton or, without it, cuda-graph
@@ -34,7 +34,7 @@ class MachineFlags:
 class SamplingFlags:
     """Sampling of tokens; None is the model's default."""
 
-    temperature: float | None = None  # 0 is greedy
+    temperature: float | None = None  # sampling temperature; 0: greedy
     top_k: int | None = None  # keep the k most likely tokens
     top_p: float | None = None  # keep the most likely tokens up to this mass
     seed: int = 0  # random seed; the same seed repeats a video exactly
@@ -52,7 +52,7 @@ class SamplingFlags:
 class DecodingFlags:
     """Decoding strategy; None is the model's default."""
 
-    # decoding strategy: raster, k=2, k=1,d=14, k=1/predecessor, exact, zipar=4 ...; or in short:
+    # decoding strategy: raster, k=2, k=1,d=14, k=1/predecessor, exact, zipar=4 ...; or -k and -d:
     strategy: str | None = None
     row_lag: RowLag = None  # the paper's k: columns by which a row is ahead of the next
     # the paper's d: steps between frames; default: a frame starts when the last is complete
@@ -75,16 +75,16 @@ MANY_VIDEOS = ("batch_size", "workers", "worker_cpus", "worker_gpus", "address")
 class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, Pool):
     """Generate a video from a prompt clip and actions, and write it as mp4 with a contact sheet.
 
-    Default values are the model's own: for the bundled one, 16 frames after 4 with row_lag 1 at
-    temperature 1 and top-p 0.98.
+    Flags not given take the model's own values: the bundled one generates 16 frames after 4, with
+    row_lag 1 at temperature 1 and top-p 0.98.
 
     With --prompts, each prompt gets a video in the folder --out; failed prompts are listed at the
     end, with exit code 1.
     """
 
-    model: str = "doom"  # a bundled model, our folder, a released checkpoint (docs/models.md)
+    model: str = "doom"  # bundled model, our folder or released checkpoint (docs/models.md)
     config: Path | None = None  # config of a released checkpoint, if not beside it
-    tokenizer: Path | None = None  # tokenizer folder; TorchScript in it is executed: trust it
+    tokenizer: Path | None = None  # tokenizer folder, to be trusted: TorchScript in it is executed
     # a video or gif (its last frames are continued), picture, or npz; default: the bundled clip
     prompt: Annotated[Path | None, tyro.conf.arg(aliases=["--image"])] = None
     context_frames: int | None = None  # number of prompt frames in the context
@@ -95,7 +95,7 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, Pool):
     guidance: float | None = None
     text: str | None = None  # description of the image or video, for models with text input
     text_encoder: Path | None = None  # folder of the T5 text encoder (Cosmos)
-    text_embedding: Path | None = None  # encoded text (safetensors), instead of both
+    text_embedding: Path | None = None  # encoded text (safetensors), instead of the above
     frames: int | None = None  # number of frames to generate
     images: int = 1  # number of images to generate, with seeds --seed, --seed + 1, ...
     # .mp4, .gif or .webp, with a contact sheet as .png; or .png, the sheet alone, or the image of
@@ -103,7 +103,7 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, Pool):
     # for their videos, NAME.mp4 with NAME.json; a killed run resumes there
     out: Annotated[Path | None, tyro.conf.arg(aliases=["--output"])] = None
     compare: bool = False  # decode in raster order as well; the video shows both (raster left)
-    raster_frames: int | None = None  # frames to time in raster order; default: 2, Cosmos 0
+    raster_frames: int | None = None  # frames to time in raster order; default: 2 (Cosmos: 0)
     # folder of prompts, instead of --prompt; each has its own seed, from its name and --seed
     prompts: Path | None = None
     batch_size: int = 4  # number of prompts decoded at once

@@ -38,13 +38,13 @@ class TokenizeOptions:
     steps: int | None = None  # optimizer steps of the tokenizer's training
     minutes: float | None = None  # minutes of the tokenizer's training; default: 5, or --steps
     batch_size: int = 8  # frames per step
-    learning_rate: float = 1e-3  # peak; linear warm-up, then a cosine to zero
+    learning_rate: float = 1e-3  # peak learning rate; linear warm-up, then a cosine to zero
     decoder_only: bool = False  # keep encoder and codebook fixed: tokens stay the same
-    # weight of a discriminator: 0.05 keeps textures that squared errors blur, for 0.1 to 0.4 dB
+    # discriminator weight: 0.05 keeps textures that squared errors blur, at a cost of 0.1 to 0.4 dB
     sharpen: float = 0.0
     seed: int = 0  # seed of the weights and of the order of frames
     threads: int = 2  # number of workers, each with a share of the batch
-    device: Device = "cpu"  # cpu or cuda
+    device: Device = "cpu"  # run on cpu or cuda
     clips: Path  # folder of videos (NAME.mp4), with actions in NAME.jsonl if there are any
     size: str | None = None  # crop and scale frames to this height and width, such as 64x96
     init: Path | None = None  # tokenizer to start training from, instead of from scratch
@@ -146,19 +146,19 @@ class RunOptions:
     steps: int | None = None  # optimizer steps
     minutes: float | None = None  # minutes of training; with --steps, the first limit ends it
     hours: float | None = None  # hours of training, added to --minutes
-    # instead of the above: train a finished run for this many more minutes; if killed, the same
-    # command resumes it and keeps its end
+    # instead of steps, minutes and hours: train a finished run for this many more minutes; if
+    # killed, the same command resumes it and keeps its end
     more_minutes: float | None = None
     batch_size: int | None = None  # sequences per step and process; default: about 5,000 tokens
-    learning_rate: float  # peak; decays along a cosine to a tenth
+    learning_rate: float  # peak learning rate; decays along a cosine to a tenth
     # steps of linear warm-up; default: 50 (finetune: 100), at most a twentieth of the run
     warmup_steps: int | None = None
     # muon for the matrices of blocks and adamw for the rest, or adamw for all
     optimizer: Literal["adamw", "muon"] = "muon"
-    weight_decay: float = 0.1  # of matrices; betas of AdamW are (0.9, 0.95)
+    weight_decay: float = 0.1  # weight decay of matrices; AdamW's betas are (0.9, 0.95)
     clip_norm: float = 1.0  # maximum gradient norm; larger gradients are scaled down
     precision: str = "auto"  # bf16 autocast, no (float32), or auto: the faster one here
-    compile: bool = True  # torch.compile the loss if it pays: 10 minutes on a GPU or in bfloat16
+    compile: bool = True  # torch.compile the loss, in runs of 10 minutes on a GPU or in bfloat16
     seed: int = 0  # seed of weights and batches
     log_every: int = 20  # steps between lines of log.jsonl
     save_minutes: float = 5.0  # minutes between checkpoints
@@ -282,7 +282,7 @@ class TrainOptions(RunOptions):
     # preset, such as mc-ar-128x3, mc-ar-320x6, mc-ar-42m; default: sized to the training time
     model: str | None = None
     init: str | None = None  # checkpoint folder with the initial weights; default: random ones
-    # peak; decays along a cosine to a tenth. Use 3e-4 for mc-ar-42m and larger
+    # peak learning rate; decays along a cosine to a tenth. Use 3e-4 for mc-ar-42m and larger
     learning_rate: float = 3e-3
     # strategies drawn for each step, with weights: raster k=1:2 k=1,d=14; worlds play with k=1
     strategy: tuple[str, ...] = ("raster", "k=1")
@@ -309,7 +309,7 @@ class FinetuneOptions(RunOptions):
     strategy: tuple[str, ...] = ("raster", "k=1", "k=2")
     context_frames: int = 1  # frames at the start, in raster order, that are not learned
     steps: int = 5000  # optimizer steps
-    learning_rate: float = 1e-3  # peak; decays along a cosine to a tenth
+    learning_rate: float = 1e-3  # peak learning rate; decays along a cosine to a tenth
     max_warm_up: ClassVar[int] = 100
 
     def purpose(self) -> dict[str, object]:
@@ -331,9 +331,7 @@ class TuneOptions:
     model: str = "doom"  # bundled model or checkpoint folder
     baseline: str | None = None  # model whose raster order is the reference; default: --model
     tolerance: float = 0.02  # maximum loss over raster order, in nats per token
-    strategy: tuple[
-        str, ...
-    ] = ()  # candidates by name; default: diagonals, by the next three flags
+    strategy: tuple[str, ...] = ()  # candidates by name; default: the diagonals below
     row_lag: RowLags = ()  # row lags of diagonals; default: 1, 2, 4, 8
     overlap: bool = False  # overlap frames, for actions known in advance
     row_start: tuple[RowStart, ...] = ROW_STARTS  # row starts to try; all cost nearly the same
@@ -342,7 +340,7 @@ class TuneOptions:
     frames: int | None = None  # frames per clip; default: as many as the model's context holds
     context_frames: int = 1  # frames of each clip that are given
     seed: int = 0  # seed of the position of a window in its clip
-    device: Device = "cpu"  # cpu, cuda, cuda:1
+    device: Device = "cpu"  # run on cpu, cuda or cuda:1
     out: OutputFolder | None = None  # folder to write tune.json and plots to
     make_default: bool = False  # store the choice as the default strategy in the model's folder
 

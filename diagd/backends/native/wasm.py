@@ -62,6 +62,16 @@ class Memory:
         self.content[at : at + ctypes.sizeof(record)] = bytes(record)
         self._remember(at, record)
 
+    def finish(self, world: Any) -> bytes:
+        """Return the file: the world's record at the beginning, the pointers at the end."""
+        self.content += bytes(-len(self.content) % ALIGNED)
+        world.size = len(self.content)
+        self.write(0, world)
+        content = self.content + struct.pack(f"<{len(self.pointers)}I", *self.pointers)
+        world.checksum = zlib.crc32(content)
+        content[: ctypes.sizeof(world)] = bytes(world)
+        return bytes(content)
+
     def _remember(self, at: int, record: ctypes.Structure) -> None:
         for name, kind in record._fields_:  # type: ignore[misc]
             place = at + getattr(type(record), name).offset
@@ -141,13 +151,7 @@ def pack_world(model: Transformer, tokenizer: VQTokenizer, play: Play) -> bytes:
         channels=tokenizer.codebook.shape[1],
         op=memory.put(ops),
     )
-    memory.content += bytes(-len(memory.content) % ALIGNED)
-    world.size = len(memory.content)
-    memory.write(0, world)
-    content = memory.content + struct.pack(f"<{len(memory.pointers)}I", *memory.pointers)
-    world.checksum = zlib.crc32(content)
-    content[: ctypes.sizeof(world)] = bytes(world)
-    return bytes(content)
+    return memory.finish(world)
 
 
 def places_of(packed: bytes) -> dict[str, int]:
