@@ -25,9 +25,9 @@ import tyro
 from numpy.typing import NDArray
 
 from diagd.backends.names import DTypeChoice
-from diagd.commands.evaluate import ClipMeter, Task
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.evaluation.comparison import grouped, summarize
+from diagd.evaluation.evaluate import ClipMeter, Task
 from diagd.evaluation.options import EvaluateOptions
 from diagd.evaluation.results import (
     BASELINES,

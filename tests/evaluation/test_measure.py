@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import diagd
-from diagd.commands.evaluate import ClipMeter, Task
+from diagd.evaluation.evaluate import ClipMeter, Task
 from diagd.evaluation.options import EvaluateOptions
 from diagd.evaluation.results import unpack
 from diagd.metrics.quality import frame_features, psnr, ssim

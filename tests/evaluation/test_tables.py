@@ -1,8 +1,7 @@
 import numpy as np
 
-from diagd.commands import report
-from diagd.commands.report import plot_frontier, plot_horizons
 from diagd.console import make_console
+from diagd.evaluation import report
 from diagd.evaluation.comparison import (
     DIFFERENCES,
     STRATEGY,
@@ -12,6 +11,7 @@ from diagd.evaluation.comparison import (
     grouped,
     summarize,
 )
+from diagd.evaluation.report import plot_frontier, plot_horizons
 from diagd.evaluation.results import Results
 from tests.evaluation.lines import clip_line, run_line
 

@@ -7,9 +7,9 @@ import torch
 
 import diagd
 from diagd.backends import prepare
-from diagd.commands.evaluate import ClipMeter, choose_clips, clips_after
 from diagd.data.video import read_video
 from diagd.decoding.teacher_forcing import strategy_nll
+from diagd.evaluation.evaluate import ClipMeter, choose_clips, clips_after
 from diagd.evaluation.results import BASELINES, read_results, unpack
 from diagd.families.clip_files import find_clips
 from diagd.metrics.perceptual import short_sha256
