@@ -127,6 +127,7 @@ def test_the_pages_of_the_site_are_whole(tmp_path):
     site.prepare(folder)
     index = (folder / "index.md").read_text(encoding="utf-8")
     assert "(tutorials/your-own-model.md)" in index
+    assert "data-world" in index  # not the README, to which RELEASING.md links
     assert (folder / "source/CONTRIBUTING.md").is_file()
     assert not list(folder.rglob("LOG.md"))  # it is for developers
     assert (folder / "source/diagd/assets/maze/README.md").read_text().startswith("\n# maze")
