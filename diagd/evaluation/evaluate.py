@@ -61,7 +61,7 @@ def choose_clips(
     else:
         what, lines = "prompts", read_lines(clips, "folder of clips, or file of prompts,")
         if not (names := [name for line in lines if (name := line.strip())]):
-            raise ValueError(f"{clips}: expected a text or a class a line, got none")
+            raise ValueError(f"{clips}: expected one text or class per line, got none")
         if twice := [name for place, name in enumerate(names) if name in names[:place]]:
             raise ValueError(f"{clips}: {twice[0]!r} is there twice")
     if num_clips is None:
