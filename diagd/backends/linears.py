@@ -1,7 +1,7 @@
 """Merge a model's matrix products for decoding with PyTorch's kernels, and pack them on the CPU.
 
 Steps with few lanes are limited by reading weights and by the number of calls. On the CPU
-`F.linear` reorders a weight for oneDNN in every call; packing does it once (docs/log.md). Inference
+`F.linear` reorders a weight for oneDNN in every call; packing does it once (dev/LOG.md). Inference
 only.
 """
 

@@ -93,7 +93,7 @@ def likeness_notes(tokenizer: VideoTokenizer, folder: Path, frame: Tensor) -> li
     """Return a line if a frame is unlike the training data of a world, else none.
 
     The tokenizer reconstructs such a frame, (H_px, W_px, 3) uint8 of the world's size, worse than
-    the prompt in its folder; the model's likelihood does not show it (docs/log.md).
+    the prompt in its folder; the model's likelihood does not show it (dev/LOG.md).
     """
     usual = _own_psnr(tokenizer, folder, frame.shape[:2])
     if usual is None or (kept := _kept(tokenizer, frame[None].cpu())) > usual - FOREIGN_DB:

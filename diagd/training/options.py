@@ -223,8 +223,8 @@ class RunOptions:
         """Steps of learning-rate warm-up; fewer for a short run."""
         if self.warmup_steps is not None:
             return self.warmup_steps
-        most = self.max_warm_up
-        return most if self.steps is None else min(most, int(self.steps * WARM_UP_SHARE))
+        limit = self.max_warm_up
+        return highest if self.steps is None else min(most, int(self.steps * WARM_UP_SHARE))
 
     @property
     def compiles(self) -> bool:

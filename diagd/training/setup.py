@@ -102,7 +102,7 @@ def aim_heads(model: Transformer) -> Transformer:
 
     Biases alone make a rotary head attend to a fixed offset in (frame, row, column), whatever the
     tokens are. A randomly initialized model spends its first millions of tokens on finding such
-    heads (docs/log.md); training then adapts them to the motion.
+    heads (dev/LOG.md); training then adapts them to the motion.
     """
     config = model.config
     if config.position != "rope3d" or not config.bias or config.num_kv_heads != config.num_heads:
@@ -136,7 +136,7 @@ def _trains_in_bfloat16() -> bool:
 class FloatMuon(torch.optim.Muon):
     """Muon with float32 products, for devices that do not multiply bfloat16.
 
-    There torch's own takes twenty times as long, more than the gradients (docs/log.md).
+    There torch's own takes twenty times as long, more than the gradients (dev/LOG.md).
     """
 
     @torch.no_grad()

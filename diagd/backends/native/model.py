@@ -1,6 +1,6 @@
 """Decode a Transformer with our own C++ kernels: one call per step, on CPUs (`csrc/decoder.cpp`).
 
-With few lanes per step, PyTorch spends more time between kernels than in them (docs/log.md).
+With few lanes per step, PyTorch spends more time between kernels than in them (dev/LOG.md).
 Outputs do not depend on the number of lanes in a step.
 """
 

@@ -1,7 +1,7 @@
 """Masked attention and its gradients, for training on CPUs that multiply bfloat16.
 
 PyTorch's attention also multiplies masked positions, far below the processor's speed: it took two
-thirds of a step of finetuning by diagonals (docs/log.md).
+thirds of a step of finetuning by diagonals (dev/LOG.md).
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """A model's weights in the kernels' format: in blocks, in huge pages if Linux provides them.
 
-Small pages cost a step of one lane a few percent, in address translation (docs/log.md).
+Small pages cost a step of one lane a few percent, in address translation (dev/LOG.md).
 """
 
 import ctypes

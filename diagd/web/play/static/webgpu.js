@@ -1,5 +1,5 @@
 // The decoder on the visitor's GPU: the shaders of diagd/backends/webgpu. The kernels say which lanes a
-// frame feeds (Submission in csrc/wasm/world.cpp), world/webgpu.json what runs (backends/webgpu/page.py).
+// frame feeds (Submission in csrc/wasm/world.cpp), world/webgpu.json what runs (backends/webgpu/shader.py).
 
 const BLOCK = 16; // columns of a block of the kernels' weights
 
