@@ -224,7 +224,7 @@ class RunOptions:
         if self.warmup_steps is not None:
             return self.warmup_steps
         limit = self.max_warm_up
-        return highest if self.steps is None else min(most, int(self.steps * WARM_UP_SHARE))
+        return limit if self.steps is None else min(limit, int(self.steps * WARM_UP_SHARE))
 
     @property
     def compiles(self) -> bool:
