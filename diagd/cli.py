@@ -43,7 +43,7 @@ tokens. A world model is bundled, so these commands work at once:
   diagd play       walk through that world in the browser
   diagd doctor     measure what this machine can do
 
-`record`, `tokenize` and `train` make a world model of your own game; `tune` finds the
+`record`, `tokenize` and `train` make a world of your own game; `tune` finds the
 fastest strategy for a model. All commands: diagd --help"""
 COMMANDS = {
     "generate": Command("generate video from a prompt (no flags needed)", "pipeline.generate:main"),

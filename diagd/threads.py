@@ -79,7 +79,7 @@ class _Threads:
 
     def origin(self) -> str:
         """Return, in words, what set the number."""
-        return "set by the user" if self.is_chosen else "number of free cores"
+        return "set by the user" if self.is_chosen else "one per free core"
 
 
 _threads = _Threads()

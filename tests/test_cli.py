@@ -294,7 +294,7 @@ def test_a_bad_plan_is_refused_in_one_line(flags, message, command):
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        ("cuda:7", r"device 'cuda:7' is not available: \d CUDA devices"),
+        ("cuda:7", r"device 'cuda:7' is not available, got \d CUDA devices"),
         ("gpu", r"device must look like cpu, cuda or cuda:0, got 'gpu'"),
         ("meta", r"device must look like cpu, cuda or cuda:0, got 'meta'"),
     ],

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-_MIN = 2.0**-100  # smallest temperature and top_p: below, logits overflow float32
+_MIN = 2.0**-100  # smallest temperature and top_p: below, they or the logits leave float32
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class TokenGrid:
 
     @classmethod
     def parse(cls, text: str) -> "TokenGrid":
-        """Parse `TxHxW`, such as `3x40x64`; ValueError for another form."""
+        """Parse a text `TxHxW`, such as `3x40x64`; ValueError for another form."""
         if not (match := re.fullmatch(r"(\d+)x(\d+)x(\d+)", text.strip(), flags=re.ASCII)):
             raise ValueError(f"grid must look like TxHxW (for example 3x40x64), got {text!r}")
         return cls(*map(int, match.groups()))
@@ -108,7 +108,7 @@ class DiagonalSchedule:
 
     @classmethod
     def spatial(cls, grid: TokenGrid, row_lag: int = 1) -> "DiagonalSchedule":
-        """Diagonals within each frame of the grid; a frame is complete before the next starts."""
+        """Diagonals of row_lag in each frame of the grid; frames are complete before the next."""
         return cls(grid, row_lag)
 
     @classmethod

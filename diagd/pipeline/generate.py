@@ -7,7 +7,7 @@ diagd generate --model WHAM_200M.ckpt --prompt clip.npz
 diagd generate --model Cosmos-Predict1-4B --tokenizer DV8x16x16-720p
 diagd generate --model c2i_B_256.pt --actions "class 207" --out dog.png
 diagd generate --model BAAI/Emu3-Gen-hf --text "a red house"  # dream.png
-diagd generate --prompts clips --out dreams --workers 2   # one video per clip
+diagd generate --prompts clips --out dreams --workers 2   # one per clip
 """
 
 import time

@@ -61,7 +61,7 @@ def test_shards_of_other_clips_or_another_tokenizer_are_left_alone(tmp_path):
     paths = write_clips(tmp_path / "clips", num_clips=2)
     folder = tmp_path / "shards"
     write_shards(small_tokenizer(), paths, folder, WALK, clips_per_shard=1)
-    with pytest.raises(ValueError, match=r"shard_00000.* is of other clips, actions or another"):
+    with pytest.raises(ValueError, match=r"shard_00000.*: made from other clips, actions or"):
         write_shards(small_tokenizer(seed=1), [*paths, *paths], folder, WALK, clips_per_shard=1)
     assert len(read_shards(folder).tokens) == 2  # of two, as before
     with pytest.raises(ValueError, match=r"shard_00001.* is not of these 1 clips: use another fol"):
@@ -77,7 +77,7 @@ def test_shards_of_clips_that_have_changed_since_are_not_taken_for_theirs(tmp_pa
         write_video(paths[0], rectangles(4, seed=9))
     else:
         write_actions(paths[0].with_suffix(suffix), ["none", "left", "left", "left"])
-    with pytest.raises(ValueError, match=r"shard_00000.* is of other clips, actions or another"):
+    with pytest.raises(ValueError, match=r"shard_00000.*: made from other clips, actions or"):
         write_shards(small_tokenizer(), paths, folder, WALK)
 
 
