@@ -222,7 +222,7 @@ def test_prompts_of_any_lengths_and_contexts_are_a_batch(name, strategy):
     with pytest.raises(ValueError, match="context_frames: expected 3 numbers, got 2"):
         diagd.generate_tokens(model_of(name), prompts, strategy, None, [1, 0], **options)
     with pytest.raises(
-        ValueError, match=r"prompt must be int64 .*, or as many of \(P,\), got .*\(1, 18\)"
+        ValueError, match=r"prompt must be int64 .*, or a list of \(P,\), got .*\(1, 18\)"
     ):
         diagd.generate_tokens(model_of(name), [one[None] for one in prompts], strategy, **options)
 
@@ -362,7 +362,7 @@ def test_exactly_what_fits_needs_no_room_to_spare(context_frames):
     ("options", "message"),
     [
         ({"schedule": "exact"}, "grid must be given for strategy exact"),
-        ({"grid": diagd.TokenGrid(4, 3, 5)}, "the schedule has a grid of its own, .*=3, .*=4"),
+        ({"grid": diagd.TokenGrid(4, 3, 5)}, "grid must be that of the schedule, .*=3, .*=4"),
     ],
 )
 def test_options_that_contradict_each_other_are_errors(options, message):

@@ -97,7 +97,7 @@ def test_a_clip_too_long_is_refused():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"strategy": Exact()}, "exact chooses its lanes on the way: it has no schedule"),
+        ({"strategy": Exact()}, "strategy exact has no schedule"),
         ({"prefix": torch.full((2, 1), VOCAB_SIZE)}, r"prefix ids must be in \[0, 24\), got 24"),
         ({"tokens": torch.full((2, 4, 3, 5), -1)}, r"tokens ids must be in \[0, 24\), got -1"),
         ({"actions": torch.zeros(2, 4, 2)}, "actions must be int64, got torch.float32"),

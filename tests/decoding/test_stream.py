@@ -270,7 +270,7 @@ def test_a_prompt_that_leaves_no_room_is_an_error():
 
 
 def test_a_prompt_shorter_than_its_context_frames_is_an_error():
-    with pytest.raises(ValueError, match=r"^context_frames=2 take 30 tokens, got .* 16$"):
+    with pytest.raises(ValueError, match=r"^context_frames=2 need 30 tokens, got .* 16$"):
         open_stream(Case(), context_frames=2)
     with pytest.raises(ValueError, match=r"^context_frames=2 take 33 tokens, got .* 16$"):
         open_stream(Case(num_action_tokens=3), context_frames=2)

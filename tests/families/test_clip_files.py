@@ -221,8 +221,8 @@ def test_a_video_that_lost_its_first_key_frame_is_refused(num_frames, tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (NAMES[:-1], r"clip\.jsonl: expected 12 actions \(one per frame\), got 11"),
-        ([*NAMES, "none"], r"clip\.jsonl: expected 12 actions \(one per frame\), got 13"),
+        (NAMES[:-1], r"clip\.jsonl: expected 12 actions, got 11"),
+        ([*NAMES, "none"], r"clip\.jsonl: expected 12 actions, got 13"),
         (["none", "jump"], r"clip\.jsonl:2: unknown action 'jump'"),
     ],
 )

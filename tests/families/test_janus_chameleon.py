@@ -438,7 +438,11 @@ def test_image_ids_may_stand_anywhere(folders, tmp_path):
 @pytest.mark.parametrize(
     ("name", "edit", "message"),
     [
-        ("janus", {"text_config": None}, "Janus checkpoint: expected a config.json beside it that"),
+        (
+            "janus",
+            {"text_config": None},
+            "Janus checkpoint: expected a config.json with text_config",
+        ),
         ("janus", {"vq_config": {"hidden_act": "relu"}}, "of vq_config must be gelu, got 'relu'"),
         ("chameleon", {"swin_norm": True}, "swin_norm must be false: a block of the 30B"),
         ("chameleon", {"rms_norm_eps": 1e-6}, "rms_norm_eps must be 1e-05, got 1e-06"),
@@ -511,7 +515,7 @@ def test_flags_that_do_not_fit_an_image_are_refused(
         ("janus", {"tokenizer_config.json": "{}"}, "the tokenizer has no BOS token"),
         ("chameleon", {"tokenizer_config.json": "{}"}, "the tokenizer has no BOS token"),
         ("janus", "chameleon", r"tokenizer has no <begin_of_image> token \(of another model\?\)"),
-        ("chameleon", ("<s>", 7), "'<s>' is 7 in the model's config.json and 1 in its text tok"),
+        ("chameleon", ("<s>", 7), "'<s>' is 7 in the model's config.json but 1 in its text tok"),
     ],
 )
 def test_a_tokenizer_of_another_model_is_refused(name, edit, message, folders, tmp_path):

@@ -78,7 +78,7 @@ def change(name, edit, tmp_path):
         ),
         (
             lambda w: [w.pop(name) for name in list(w) if "tok_emb" in name],
-            r"model\.pt: no checkpoint of WHAM, IRIS, LlamaGen, .*, Janus, .*, MineWorld: ",
+            r"model\.pt: expected a checkpoint of WHAM, IRIS, LlamaGen, .*, Janus, .*, MineWorld, ",
         ),
     ],
 )

@@ -267,6 +267,6 @@ def test_a_text_tokenizer_of_other_software_is_one_line(folder, tmp_path):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     words = json.loads((folder / "tokenizer.json").read_text())
     (tmp_path / "tokenizer.json").write_text(json.dumps(words | {"model": {"type": "of 2030"}}))
-    message = r"WorldVLA checkpoint: its text tokenizer cannot be read: \w"
+    message = r"WorldVLA checkpoint: text tokenizer cannot be loaded: \w"
     with pytest.raises(ValueError, match=message):
         find_model(tmp_path)

@@ -223,28 +223,26 @@ def unsupported_models():
                 LlamaConfig(**SIZES)
             ),
             "model must be a transformers causal LM, got T5For": T5ForConditionalGeneration(t5),
-            "BloomForCausalLM cannot be fed out of order: it takes no position_ids": (
+            "BloomForCausalLM cannot be fed out of order: its forward has no position_ids": (
                 BloomForCausalLM(bloom)
             ),
-            r"FalconForCausalLM cannot be .* takes no position_ids \(it uses ALiBi\)": (
+            r"FalconForCausalLM cannot be .* has no position_ids \(it uses ALiBi\)": (
                 FalconForCausalLM(falcon)
             ),
-            "MambaForCausalLM cannot be .* carries a state from token to token": (
-                MambaForCausalLM(mamba)
-            ),
-            "JambaForCausalLM cannot be .* carries a state from token to token": (
+            "MambaForCausalLM cannot be .* is recurrent": (MambaForCausalLM(mamba)),
+            "JambaForCausalLM cannot be .* is recurrent": (
                 JambaForCausalLM(JambaConfig(**{**SIZES, "head_dim": None}))
             ),
             "needs full attention in every layer, got .* with sliding_window=8": (
                 MistralForCausalLM(sliding)
             ),
-            "LlamaForCausalLM cannot be used: it gives a token three positions": (
+            "LlamaForCausalLM cannot be used: its tokens have three positions": (
                 make("llama", rope_parameters=sections)
             ),
-            "Qwen2VLForConditionalGeneration cannot be used: it gives a token three positions": (
+            "Qwen2VLForConditionalGeneration cannot be used: its tokens have three positions": (
                 Qwen2VLForConditionalGeneration(Qwen2VLConfig(**spatial, vision_config=eyes))
             ),
-            "GlmImageForConditionalGeneration cannot be used: it gives a token three positions": (
+            "GlmImageForConditionalGeneration cannot be used: its tokens have three positions": (
                 GlmImageForConditionalGeneration(GlmImageConfig(**spatial, vision_config=eyes))
             ),
             "LlamaForCausalLM cannot be used: its weights are on the meta device": make("llama"),

@@ -64,7 +64,7 @@ def test_shards_of_other_clips_or_another_tokenizer_are_left_alone(tmp_path):
     with pytest.raises(ValueError, match=r"shard_00000.*: made from other clips, actions or"):
         write_shards(small_tokenizer(seed=1), [*paths, *paths], folder, WALK, clips_per_shard=1)
     assert len(read_shards(folder).tokens) == 2  # of two, as before
-    with pytest.raises(ValueError, match=r"shard_00001.* is not of these 1 clips: use another fol"):
+    with pytest.raises(ValueError, match=r"shard_00001.*: not of these 1 clips, use another fol"):
         write_shards(small_tokenizer(), paths[:1], folder, WALK, clips_per_shard=1)
 
 

@@ -121,7 +121,7 @@ def test_on_a_gpu_numbers_are_bfloat16(tokenizer):
 @pytest.mark.parametrize("num_frames", [2, 8, 10, 32, 35])
 def test_clips_between_two_grids_are_refused(tokenizer, num_frames):
     message = (
-        r"^a clip must have 1, 9, 17, 25 or 33 frames, or whole windows of 33 and then as many, "
+        r"^clip must have 1, 9, 17, 25 or 33 frames, or whole windows of 33 and then as many, "
         rf"got {num_frames}$"
     )
     with pytest.raises(ValueError, match=message):

@@ -254,7 +254,7 @@ def test_what_users_get_wrong_is_said_in_one_line(folder, world, command, tmp_pa
         "prompt must be left out: this model takes texts alone", "--text", "a", "--image", "a.png"
     )
     refused("text and image need 33 tokens, the model holds 32", "--text", "a " * 9)
-    refused("expected a text, got ' '", "--text", " ")
+    refused("text must be a non-empty string .*, got ' '", "--text", " ")
     refused("this model takes no actions", "--text", "a", "--actions", "forward")
     refused("images must be left out: this model generates videos", "--images", 2, model="doom")
     refused("this model takes no text", "--text", "a", model="doom")
@@ -291,7 +291,9 @@ def encoder(folder):
 def test_a_folder_without_its_text_tokenizer_is_refused(folder, tmp_path):
     bare = shutil.copytree(folder, tmp_path / "bare")
     (bare / "tokenizer_config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"bare: not a text tokenizer of emu3: tokenizer has no"):
+    with pytest.raises(
+        ValueError, match=r"bare: not a text tokenizer of emu3: the tokenizer has no"
+    ):
         diagd.VideoGenerator.from_pretrained(bare)
     (bare / "tokenizer.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"text tokenizer not found: .*tokenizer\.json"):

@@ -215,7 +215,7 @@ def test_its_preset_is_that_of_the_paper():
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        ({"world_model.head_observations.indices": torch.zeros(8)}, "got 2 tokens a frame"),
+        ({"world_model.head_observations.indices": torch.zeros(8)}, "got 2 tokens"),
         ({"world_model.gate.weight": torch.zeros(8)}, "1 unknown tensor: gate.weight"),
         ({"world_model.transformer.ln_f.weight": None}, "1 missing tensor: transformer.ln_f"),
         ({"world_model.head_rewards.indices": None}, "missing key 'head_rewards.indices'"),

@@ -71,7 +71,7 @@ def test_several_images_follow_from_several_classes(world):
 def test_the_card_shows_how_to_make_an_image(world, tmp_path):
     world.save_pretrained(tmp_path / "saved")
     card = (tmp_path / "saved" / "README.md").read_text()
-    assert "\nMakes images of 32x32 pixels from class 0 ... class 999.\n" in card
+    assert "\nGenerates images of 32x32 pixels from class 0 ... class 999.\n" in card
     assert len(card) < 1000
     code = card.split("```")[1].removeprefix("python")
     exec(code.replace("dream.png", str(tmp_path / "dream.png")), {})
