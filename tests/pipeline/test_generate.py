@@ -358,7 +358,7 @@ def test_the_last_action_goes_on_until_the_frames_are_full(actions, spelled, not
     outcome = generate("--actions", actions, "--output", "short.mp4")
     assert ("repeats" in outcome.said) == bool(note)
     assert (note or "") in outcome.said
-    assert "goes on" not in generate("--actions", spelled, "--output", "spelled.mp4").said
+    assert "repeats" not in generate("--actions", spelled, "--output", "spelled.mp4").said
     assert torch.equal(dreamt("short.mp4"), dreamt("spelled.mp4"))
 
 

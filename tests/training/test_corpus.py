@@ -158,7 +158,7 @@ def test_a_finished_folder_is_left_as_it_is_by_another_tokenizer(options, tmp_pa
     small_tokenizer(seed=1).save_pretrained(tmp_path / "other")
     tokenize(options())
     before = contents(tmp_path / "out")
-    with pytest.raises(ValueError, match="is of other clips, actions or another tokenizer"):
+    with pytest.raises(ValueError, match=": made from other clips, actions or another"):
         tokenize(options(tokenizer=tmp_path / "other"))
     assert contents(tmp_path / "out") == before
 
@@ -208,7 +208,7 @@ def test_frames_that_no_scene_can_be_written_of_are_refused_before_the_work(opti
     for name in ("a.mp4", "b.mp4"):
         frames = rectangles(4, size=(35, 49))
         encode_video(tmp_path / "clips" / name, frames, codec="libx264", pixels="yuv444p")
-    message = "must be even, and multiples of 7 px, got 35x49: --size"
+    message = "must be even, and multiples of 7 px, got 35x49: give --size"
     with pytest.raises(ValueError, match=message):
         tokenize(options())
     assert not (tmp_path / "out").exists()

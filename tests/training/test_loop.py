@@ -279,10 +279,10 @@ def test_a_model_that_no_run_can_go_on_with_is_not_overwritten(options, tmp_path
     out = write_shard_model(options().out)
     before = {path: path.read_bytes() for path in out.iterdir()}
     for timed in ({}, {"steps": None, "minutes": 0.1, "warmup_steps": None}):
-        with pytest.raises(ValueError, match=r"run holds a model, .*: choose another --out"):
+        with pytest.raises(ValueError, match=r"run holds a model without .*: choose another --out"):
             pretrain(options(**timed))
     same = FinetuneOptions(tokens=tmp_path / "tokens", out=out, init=str(out), frames=3)
-    with pytest.raises(ValueError, match=r"run holds a model, .*: choose another --out"):
+    with pytest.raises(ValueError, match=r"run holds a model without .*: choose another --out"):
         finetune(same)
     assert {path: path.read_bytes() for path in out.iterdir()} == before
 

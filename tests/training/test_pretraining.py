@@ -111,7 +111,7 @@ def test_a_run_names_the_pictures_that_there_will_be(options, tmp_path, capsys):
         write_shard(part, clips_of(num_frames=8), codebook_fingerprint(tokenizer()))
     for run in (options("one", tokens=tokens), options("two", tokens=tokens)):
         pretrain(dataclasses.replace(run, steps=1, warmup_steps=0))
-        (told,) = re.findall(r"how it goes: .*", capsys.readouterr().out.replace("\n", " "))
+        (told,) = re.findall(r"progress: .*", capsys.readouterr().out.replace("\n", " "))
         assert (f"{run.out}/dreams.png" in told) == (run.out / "dreams.png").is_file()
         assert f"{run.out}/loss.png" in told
         tokenizer().save_pretrained(tokens / "tokenizer")

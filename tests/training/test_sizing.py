@@ -85,7 +85,7 @@ def test_a_model_that_is_named_is_kept_and_so_is_the_plan_of_a_killed_run(
     run = timed(model="mc-ar-192x4")
     plan = plan_run(run, CLIPS)
     assert plan.model == "mc-ar-192x4"
-    assert "as large as" not in plan.describe(SECONDS)
+    assert "the largest with" not in plan.describe(SECONDS)
     monkeypatch.delattr(train, "_probe")
     assert plan_run(timed(), CLIPS) == plan
     assert json.loads((run.out / "plan.json").read_text())["model"] == "mc-ar-192x4"

@@ -26,7 +26,12 @@ FRAMES = rectangles(24)
 @pytest.fixture
 def options(tmp_path):
     return TokenizeOptions(
-        clips=tmp_path, out=tmp_path / "out", steps=2, batch_size=4, codes=20, learning_rate=1e-3
+        clips=tmp_path / "clips",
+        out=tmp_path / "out",
+        steps=2,
+        batch_size=4,
+        codes=20,
+        learning_rate=1e-3,
     )
 
 

@@ -147,7 +147,7 @@ def test_what_does_not_fit_the_data_is_refused(changes, message, data):
 
 
 def test_clips_of_another_kind_are_refused(data, tmp_path, world):
-    message = r"do not fit .*world\d*: grid is \(2, 3\), the model's \(3,"
+    message = r"clips do not match .*world\d*: grid is \(2, 3\), the model's \(3,"
     with pytest.raises(ValueError, match=message):
         tune(data(model=str(world)))
     other = replace(clips_of(), action_names=("a", "b", "c"))

@@ -140,7 +140,7 @@ def test_no_compiler_is_an_error_that_says_what_to_do(folder, monkeypatch):
         ('echo no library > "$out"', r"built by .*my-c\+\+ failed their test: .*file too short"),
         (
             'echo "int records(void) { return *(volatile int*)0; }" | c++ -shared -xc - -o "$out"',
-            "fail their test: ended by SIGSEGV",
+            "failed their test: ended by SIGSEGV",
         ),
     ],
 )
