@@ -205,7 +205,7 @@ def test_a_clip_costs_what_the_logits_of_its_tokens_say(command, tmp_path):
         *("--protocol", "cosmos", "--num-clips", 1, "--out", tmp_path / "b"),
         *("--strategy", "k=1"),
     )
-    outcome.assert_refused("reads a text with each clip, and clips come without texts here")
+    outcome.assert_refused("needs a text with each clip, and clips come without texts")
 
 
 def test_cosmos_is_evaluated_under_its_protocol(command, tmp_path):
@@ -391,7 +391,7 @@ def test_a_text_model_wants_its_text(command, tmp_path):
     flags = "--text", "a door", "--text-encoder", tmp_path / "nowhere"
     command(*start, *output, *flags).assert_refused("text encoder folder not found: .*nowhere")
     flags = "--text", "a door", "--text-encoder", tmp_path
-    command(*start, *output, *flags).assert_refused(": not a T5 encoder:  ")
+    command(*start, *output, *flags).assert_refused(": not a T5 encoder: ")
 
 
 def test_tokenizers_that_are_not_there_are_asked_for(command, tmp_path):

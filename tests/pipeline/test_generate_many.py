@@ -131,7 +131,7 @@ def test_a_broken_prompt_does_not_stop_the_others_and_is_tried_again(
     failed = outcome.document["failed"]
     assert sorted(failed) == ["clip_0.mp4", "clip_2.mp4"]
     assert "clip_0.mp4 cannot be decoded (corrupt or truncated)" in failed["clip_0.mp4"]
-    assert "clip_2.jsonl: expected 5 actions (one per frame), got 4" in failed["clip_2.mp4"]
+    assert "clip_2.jsonl: expected 5 actions, got 4" in failed["clip_2.mp4"]
     assert "failed prompts: 2" in outcome.said
     assert f"  clip_2.mp4: {failed['clip_2.mp4']}" in outcome.said
     assert sorted(videos_of(tmp_path / "out")) == ["clip_1", "view"]
