@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from diagd.decoding.engine import Batch
-from diagd.decoding.generate_tokens import write_frames
+from diagd.decoding.generate_tokens import begin_frames
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import Order, TokenGrid
 from diagd.decoding.strategies.table import Diagonal, Strategy, as_strategy
@@ -111,12 +111,15 @@ class Session:
         return known[length] if length < len(known) else None
 
     def begin(self, action: str, controls: Controls) -> None:
-        """Have the batch's steps write the frame that an action leads to."""
+        """Have the batch's steps write the frame that an action leads to.
+
+        Action and controls fit the world: whoever let them in has checked that.
+        """
         stream = self.stream
         if (sampling := controls.sampling(self.world)) != stream.sampling:
             stream.set_sampling(sampling)
         self._before, self._chosen = stream.num_steps, (action, controls)
-        write_frames(stream, controls.strategy, self.world.action_ids([action], 1, "frame")[0])
+        begin_frames(stream, controls.strategy, self.world.ids_of([action])[0])
 
     @property
     def is_whole(self) -> bool:
