@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, TypeAdapter
@@ -41,9 +41,6 @@ class Controls:
     strategy: StrategyByName = Diagonal(1)
     temperature: Annotated[float, Field(ge=0, le=5)] = GenerationDefaults.temperature
     top_p: Annotated[float, Field(ge=0.01, le=1)] = GenerationDefaults.top_p or 1.0
-
-    def settings(self, paced: bool = False) -> dict[str, Any]:
-        return {**vars(self), "strategy": self.strategy.name, "paced": paced}
 
     def sampling(self, world: VideoGenerator) -> SamplingOptions:
         rules = (world.defaults.top_k, self.top_p) if self.temperature else (None, None)

@@ -8,7 +8,8 @@ export const MAX_THREADS = 8;
 const VIDEO = ["video/mp4;codecs=avc1", "video/webm;codecs=vp9", "video/webm"].find((type) => globalThis.MediaRecorder?.isTypeSupported(type));
 
 export class Browser {
-  /** handlers: welcome(document), frame(header, picture, or a promise of it or of null), kept(document), progress(share), computed(words), notice(message), state(name, message); canvas: what is recorded */
+  /** handlers: welcome(message), frame(header, picture, or a promise of it or of null), progress(share),
+   * computed(words), notice(message), state(name, message); canvas: what is recorded */
   constructor(handlers, canvas) {
     Object.assign(this, { handlers, canvas, recorded: 0, logs: [], hasWorld: false, abilities: new Set(VIDEO ? ["record"] : []) });
     addEventListener("error", (event) => handlers.state("ended", `The page broke down (${event.message}).`));
@@ -28,7 +29,7 @@ export class Browser {
     this.hasWorld = false;
     for (const answer of this.logs.splice(0)) answer(null);
     this.worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
-    this.worker.onmessage = ({ data }) => this.#take(data);
+    this.worker.onmessage = ({ data }) => this.#receive(data);
     this.worker.onerror = (event) => this.handlers.state("ended", `The world in this browser broke down (${event.message ?? "its worker could not start"}).`);
     this.worker.postMessage({ type: "load", manifest: this.manifest, base: BASE.href, threads: numThreads(), engine: new URLSearchParams(location.search).get("engine") });
     this.handlers.state("new", "Loading the world");
@@ -71,7 +72,7 @@ export class Browser {
     return { frames: frames.length, scene };
   }
 
-  #take(data) {
+  #receive(data) {
     if (data.type === "frame") {
       if (data.header.begun) return this.handlers.frame({ ...data.header, recorded: this.recorded }, this.#pictureOf(data.header.scene));
       if (this.recorder?.state === "recording") this.recorded++;

@@ -5,7 +5,7 @@ const FULL = 1013;
 const SILENCE_MS = 20000; // four times what the server lets pass without a word (scheduler.py)
 
 export class Connection {
-  /** handlers: welcome(document), frame(header, picture), kept(document), state(name, message) */
+  /** handlers: welcome(message), frame(header, picture), kept(message), state(name, message) */
   constructor(handlers) {
     this.handlers = handlers;
     this.abilities = new Set(["upload", "record"]);
@@ -22,7 +22,7 @@ export class Connection {
     url.protocol = url.protocol.replace("http", "ws");
     this.socket = new WebSocket(url);
     this.socket.binaryType = "arraybuffer";
-    this.socket.onmessage = (event) => { this.#listen(); this.#take(event.data); };
+    this.socket.onmessage = (event) => { this.#listen(); this.#receive(event.data); };
     this.socket.onclose = (event) => this.#closed(event);
     this.#listen();
   }
@@ -70,27 +70,35 @@ export class Connection {
     throw new Error(typeof problem?.detail === "string" ? problem.detail : "the server does not answer");
   }
 
-  #take(data) {
-    if (typeof data !== "string") {
+  #receive(data) {
+    if (typeof data !== "string") { // see `pack` in messages.py
       const length = new DataView(data).getUint32(0);
       const header = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, length)));
-      this.handlers.frame(header, new Blob([new Uint8Array(data, 4 + length)], { type: "image/jpeg" }));
-      return;
+      const picture = new Blob([new Uint8Array(data, 4 + length)], { type: "image/jpeg" });
+      return this.handlers.frame(header, picture);
     }
-    const document = JSON.parse(data);
-    if (document.type === "welcome") {
-      this.failures = 0;
-      this.welcomed = true;
-      this.handlers.welcome(document); // which asks for the recording of the session before
-      this.session = document.session;
-      this.handlers.state("live", "");
-    } else if (document.type === "waiting") {
-      this.failures = 0;
-      this.handlers.state("waiting", document.message);
-    } else if (document.type === "kept") {
-      this.handlers.kept(document);
-    } else if (document.type !== "alive") {
-      this.lastWords = document;
+    const message = JSON.parse(data);
+    switch (message.type) {
+      case "welcome":
+        this.failures = 0;
+        this.welcomed = true;
+        this.handlers.welcome(message); // which asks for the recording of the session before
+        this.session = message.session;
+        this.handlers.state("live", "");
+        break;
+      case "waiting":
+        this.failures = 0;
+        this.handlers.state("waiting", message.message);
+        break;
+      case "kept":
+        this.handlers.kept(message);
+        break;
+      case "refused":
+      case "ended":
+        this.lastWords = message; // the socket closes behind it
+        break;
+      case "alive":
+        break;
     }
   }
 

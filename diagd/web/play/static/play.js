@@ -15,7 +15,7 @@ const grid = new TokenGrid($("grid"), $("grid-caption"));
 const readings = new Readings($("bars"));
 globalThis.diagd = { readings }; // for whoever drives this page by a script (runs/play.py)
 const SLOW = 2; // frames a second below which the page says what would be faster
-const state = { scene: 0, session: 0, paused: false, recording: false, recorded: 0, seed: 0, inputs: 0, taken: 0 };
+const state = { scene: 0, session: 0, paused: false, recording: false, recorded: 0, seed: 0, inputs: 0, pressed: 0 };
 let about = null; // what the engine said when it let us in
 let controls = null;
 let drawing = Promise.resolve(); // frames are drawn one after the other
@@ -25,7 +25,7 @@ const keyboard = new Keyboard($("pad"), $("words"), (action, isPress) => {
   if (isPress) {
     if (state.paused) setPaused(false);
     readings.pressed(state.inputs);
-    state.taken = state.inputs;
+    state.pressed = state.inputs;
     showAction(action, true); // at once, however long its picture takes
   }
   connection.send({ type: "act", action, id: state.inputs });
@@ -36,19 +36,19 @@ const isHere = isExported || ["browser", "wasm", "webgpu"].includes(new URLSearc
 const connection = isHere ? new Browser(handlers, stage.canvas) : new Connection(handlers);
 useGamepad(keyboard);
 
-function welcome(document) {
+function welcome(message) {
   const before = about;
   if (before && state.recording) download("video"); // of the dream that was lost
-  about = document;
-  controls ??= { ...document.controls };
+  about = message;
+  controls ??= { ...message.controls };
   state.recording = false;
-  state.recorded = state.taken = 0;
+  state.recorded = state.pressed = 0;
   readings.forget();
-  grid.use(document.grid);
-  const [height, width] = [stage.canvas.height, stage.canvas.width] = document.size_px;
-  globalThis.document.documentElement.style.setProperty("--ratio", width / height);
-  showComputed(document.computed);
-  keyboard.use(document.keyboard);
+  grid.use(message.grid);
+  const [height, width] = [stage.canvas.height, stage.canvas.width] = message.size_px;
+  document.documentElement.style.setProperty("--ratio", width / height);
+  showComputed(message.computed);
+  keyboard.use(message.keyboard);
   drawStrategies();
   drawScenes();
   $("own-caption").hidden = !can("upload");
@@ -59,7 +59,7 @@ function welcome(document) {
     begin(about.scenes[state.scene] ? state.scene : 0, askedSeed());
     toast("Connected again. The old dream is gone, so this one starts anew.");
   }
-  setPaused(globalThis.document.hidden); // nobody sees a tab in the background
+  setPaused(document.hidden); // nobody sees a tab in the background
 }
 
 async function drawFrame(header, coming) {
@@ -138,10 +138,10 @@ function waysHere() {
   return about.threads < threads ? [`${location.search ? "&" : "?"}threads=${threads} behind the address`] : ["fewer other programs"];
 }
 
-function showAction(action, taken) {
+function showAction(action, isPending) {
   $("hud-action").hidden = action === about.keyboard.idle;
-  $("hud-action").textContent = action.replaceAll("_", " ") + (taken ? " …" : "");
-  $("hud-action").classList.toggle("taken", taken);
+  $("hud-action").textContent = action.replaceAll("_", " ") + (isPending ? " …" : "");
+  $("hud-action").classList.toggle("pending", isPending);
 }
 
 function showReadings(header) {
@@ -151,7 +151,7 @@ function showReadings(header) {
   $("steps").textContent = header.steps;
   const [median, tail] = [readings.latency(0.5), readings.latency(0.99)];
   if (median !== null) figure("latency", median.toFixed(0), ` ms p50, ${tail.toFixed(0)} p99`);
-  if (header.input >= state.taken) showAction(header.action, false);
+  if (header.input >= state.pressed) showAction(header.action, false);
 }
 
 function figure(id, number, unit) {
@@ -195,10 +195,10 @@ function adjust(changes) {
 }
 
 /** What was asked for does not fit this world: its controls stay as they were. */
-function kept(document) {
-  controls = document.controls;
+function kept(message) {
+  controls = message.controls;
   showControls();
-  toast(document.message, true);
+  toast(message.message, true);
 }
 
 function showControls() {
@@ -389,8 +389,8 @@ $("seed").onchange = () => {
   if (seed !== state.seed) begin(null, seed);
 };
 $("load").onkeydown = (event) => { if (["Enter", "Space"].includes(event.code)) { event.preventDefault(); $("load-file").click(); } };
-for (const [id, take] of [["load-file", load], ["upload-file", upload]]) {
-  $(id).onchange = (event) => { take(event.target.files[0]); event.target.value = ""; };
+for (const [id, open] of [["load-file", load], ["upload-file", upload]]) {
+  $(id).onchange = (event) => { open(event.target.files[0]); event.target.value = ""; };
 }
 for (const name of ["temperature", "top-p"]) $(name).addEventListener("pointerup", (event) => event.target.blur());
 document.addEventListener("dragover", (event) => event.preventDefault());
