@@ -24,24 +24,24 @@ class Attention {
   static constexpr int PART = 512;  // slots; they and their values stay in the level-2 cache
   static constexpr int AT_ONCE =  // queries
       std::is_same_v<Cached, Pair> ? 16 : REGISTER == 64 ? MAX_ROWS : 3 * MAX_ROWS;
-  static constexpr int MOST = 16 * AT_ONCE;
+  static constexpr int MAX_QUERIES = 16 * AT_ONCE;
 
   // How many floats the constructor needs.
   static uint64_t floats(uint64_t head) {
-    return 2 * MOST * (head + 1) + AT_ONCE * (STRIDE + head);
+    return 2 * MAX_QUERIES * (head + 1) + AT_ONCE * (STRIDE + head);
   }
 
-  // For `count` queries, at most MOST, of `head` numbers, a multiple of BLOCK, which are zero until they
+  // For `count` queries, at most MAX_QUERIES, of `head` numbers, a multiple of BLOCK, which are zero until they
   // are written to query(i). Scores are scaled by `scale`.
   Attention(float* memory, int count, ptrdiff_t head, float scale)
       : count(count),
         head(head),
         scale(scale),
         queries(memory),
-        sums(queries + MOST * head),
-        peaks(sums + MOST * head),
-        masses(peaks + MOST),
-        scores(masses + MOST),
+        sums(queries + MAX_QUERIES * head),
+        peaks(sums + MAX_QUERIES * head),
+        masses(peaks + MAX_QUERIES),
+        scores(masses + MAX_QUERIES),
         mixed(scores + AT_ONCE * STRIDE) {
     std::memset(queries, 0, count * head * sizeof(float));  // padding has to be finite
     std::memset(sums, 0, count * head * sizeof(float));

@@ -249,8 +249,8 @@ struct Decoder {
     for (int64_t query = all * thread / threads, some; query < end; query += some) {
       const int sequence = fed[query / heads].sequence, begin = starts[sequence];
       const int64_t count = (int64_t)(starts[sequence + 1] - begin) * group;
-      const int64_t own = query - begin * heads, first = own % count, most = Attending::MOST;
-      const int64_t left = std::min(count - first, end - query), parts = (left + most - 1) / most;
+      const int64_t own = query - begin * heads, first = own % count, max = Attending::MAX_QUERIES;
+      const int64_t left = std::min(count - first, end - query), parts = (left + max - 1) / max;
       some = (left + parts - 1) / parts;
       if (parts > 1) some = std::min<int64_t>(left, ceil_to(some, Attending::AT_ONCE));
       attend(sequence, own / count, first, some, layer, memory);

@@ -152,12 +152,12 @@ struct Forward {
       sums.clear(SIDE * a.head_dim);
       std::fill(peaks, peaks + SIDE, -1e30f);
       std::fill(masses, masses + SIDE, 0.0f);
-      int some[AT_ONCE], taken = 0;
+      int some[AT_ONCE], filled = 0;
       for (int k = 0; k < count; k++) {
-        if (a.blocks[q * count + k]) some[taken++] = k;
-        if (taken == AT_ONCE || (k + 1 == count && taken)) {
-          take_in(a, q, some, taken);
-          taken = 0;
+        if (a.blocks[q * count + k]) some[filled++] = k;
+        if (filled == AT_ONCE || (k + 1 == count && filled)) {
+          accumulate(a, q, some, filled);
+          filled = 0;
         }
       }
       const int here = std::min(SIDE, a.lanes - q * SIDE);
@@ -175,10 +175,10 @@ struct Forward {
 
   void write(const Attended&, int, int) const {}  // run() has written all
 
-  void take_in(const Attended& a, int q, const int* some, int taken) {
+  void accumulate(const Attended& a, int q, const int* some, int filled) {
     const int size = a.head_dim, count = ceil_to(a.lanes, SIDE) / SIDE;
     constexpr ptrdiff_t ROW = AT_ONCE * SIDE;
-    for (int j = 0; j < taken; j++)
+    for (int j = 0; j < filled; j++)
       multiply_rows(&queries[(size_t)q * SIDE * size], &keys[(size_t)some[j] * SIDE * size], size,
                     scores[0] + j * SIDE, ROW);
     const int here = std::min(SIDE, a.lanes - q * SIDE);
@@ -186,7 +186,7 @@ struct Forward {
     float fades[SIDE];
     for (int r = 0; r < SIDE; r++) {
       Floats highest = splat(peaks[r]);
-      for (int j = 0; j < taken; j++)
+      for (int j = 0; j < filled; j++)
         for (int c = 0; c < SIDE; c += 16) {
           float* at = scores[r] + j * SIDE + c;
           if (a.blocks[q * count + some[j]] == 1) {
@@ -205,7 +205,7 @@ struct Forward {
       bf16* weights = (bf16*)scores[r];  // over what was read
       const Floats peak = splat(peaks[r] * scale);
       Floats total = {};
-      for (int c = 0; c < taken * SIDE; c += 16) {
+      for (int c = 0; c < filled * SIDE; c += 16) {
         const Floats weight = quick_exp2(load(scores[r] + c) * scale - peak);
         total += weight;
         round_to(weights + c, weight);
@@ -217,7 +217,7 @@ struct Forward {
     for (int d = 0; d < size; d += SIDE)
       multiply_block(
           (bf16*)scores[0], 2 * ROW,
-          [&](int j) { return &values[(size_t)some[j] * SIDE * size + 2 * d]; }, 4 * size, 32, taken,
+          [&](int j) { return &values[(size_t)some[j] * SIDE * size + 2 * d]; }, 4 * size, 32, filled,
           &sums[d], size, true);
   }
 };
@@ -259,15 +259,15 @@ struct Backward {
       masses[i] = masses_of(a, batch, head)[i];
     }
     for (int k = 0; k < count; k++) {
-      int some[AT_ONCE], taken = 0;
+      int some[AT_ONCE], filled = 0;
       for (int q = 0; q < count; q++) {
         if (const int seen = a.blocks[q * count + k]) {
-          weigh(a, q, k, seen == 1, masses, taken * SIDE);
-          some[taken++] = q;
+          weigh(a, q, k, seen == 1, masses, filled * SIDE);
+          some[filled++] = q;
         }
-        if (taken == AT_ONCE || (q + 1 == count && taken)) {
-          take_in(k, some, taken, size);
-          taken = 0;
+        if (filled == AT_ONCE || (q + 1 == count && filled)) {
+          accumulate(k, some, filled, size);
+          filled = 0;
         }
       }
     }
@@ -317,15 +317,15 @@ struct Backward {
                      128, 32, 1, &query_sums[at_queries + (size_t)d * SIDE], SIDE, true);
   }
 
-  void take_in(int k, const int* some, int taken, int size) {
+  void accumulate(int k, const int* some, int filled, int size) {
     const size_t at_keys = (size_t)k * SIDE * size;
     for (int d = 0; d < size; d += SIDE) {
       const auto pairs = [&](const Packed& of) {
         return [&, d](int j) { return &of[(size_t)some[j] * SIDE * size + 2 * d]; };
       };
-      multiply_block(weights[0], AT_ONCE * SIDE, pairs(grad_pairs), 4 * size, 32, taken,
+      multiply_block(weights[0], AT_ONCE * SIDE, pairs(grad_pairs), 4 * size, 32, filled,
                      &value_sums[at_keys + d], size, true);
-      multiply_block(changes[0], AT_ONCE * SIDE, pairs(query_pairs), 4 * size, 32, taken,
+      multiply_block(changes[0], AT_ONCE * SIDE, pairs(query_pairs), 4 * size, 32, filled,
                      &key_sums[at_keys + d], size, true);
     }
   }

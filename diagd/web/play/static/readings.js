@@ -63,10 +63,10 @@ export class Readings {
     const context = canvas.getContext("2d");
     context.clearRect(0, 0, width, height);
     const style = getComputedStyle(canvas);
-    const most = Math.max(...bars.map((bar) => bar.ms), 1);
+    const slowest = Math.max(...bars.map((bar) => bar.ms), 1);
     const step = width / NUM_BARS;
     bars.forEach((bar, index) => {
-      const tall = Math.max(2, (bar.ms / most) * height);
+      const tall = Math.max(2, (bar.ms / slowest) * height);
       context.fillStyle = style.getPropertyValue(bar.strategy === bars.at(-1).strategy ? "--accent" : "--line");
       context.fillRect(width - (bars.length - index) * step, height - tall, step * 0.7, tall);
     });

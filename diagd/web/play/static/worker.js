@@ -9,7 +9,7 @@ const STACK = 2 ** 20; // bytes of a thread
 const MAX_PAGES = 16384; // of memory, as the kernels are built
 const WINDOW = 2; // frames under way to the page
 const MAX_FRAMES = 20000; // of a dream
-const TRIAL = 10; // frames that kernels and GPU both write, before one of them is taken
+const TRIAL = 10; // frames that kernels and GPU both write, before one of them is chosen
 const PATIENCE_MS = 2000; // with a frame of the GPU in its trial
 const FAILURES = {
   1: "The file of the world is damaged, or no file of a world: reload the page, or have it exported again.",
@@ -93,7 +93,7 @@ async function load({ manifest, base, threads, engine }) {
   kernels._initialize();
   worldAt = await fetchWorld(await get(`world.bin?v=${manifest.version}`), manifest.bytes);
   must(kernels.open_world(worldAt, manifest.bytes));
-  const running = isShared ? await hire(module, threads) : 1;
+  const running = isShared ? await startThreads(module, threads) : 1;
   state.controls = { ...manifest.controls };
   state.pressed.action = state.held.action = manifest.keyboard.idle;
   state.mayUseGpu = engine !== "wasm";
@@ -131,7 +131,7 @@ async function fetchWorld(answer, size) {
 }
 
 /** Start threads; those that do not come within some seconds are done without. */
-async function hire(module, count) {
+async function startThreads(module, count) {
   kernels.set_threads(count); // before they come: they wait for so many
   const tlsSize = kernels.__tls_size.value + kernels.__tls_align.value;
   const coming = Array.from({ length: count - 1 }, (_, index) => new Promise((resolve, reject) => {
@@ -276,7 +276,7 @@ async function writeHere(order, isTried) {
   const started = performance.now();
   must(kernels.advance(...order));
   state.kernelMs = performance.now() - started;
-  if (ms !== null && trial) judge(ms, state.kernelMs);
+  if (ms !== null && trial) compareEngines(ms, state.kernelMs);
 }
 
 /** How long the GPU takes for a frame, which nobody sees. */
@@ -287,8 +287,8 @@ async function tryGpu(order) {
   return drawn ? performance.now() - started : Infinity;
 }
 
-/** The first frame warms up; then the GPU is taken if it needs less time for ten frames. */
-function judge(gpuMs, kernelMs) {
+/** The first frame warms up; then the GPU is chosen if it needs less time for ten frames. */
+function compareEngines(gpuMs, kernelMs) {
   if (++trial.frames) {
     trial.gpu += gpuMs;
     trial.kernels += kernelMs;
