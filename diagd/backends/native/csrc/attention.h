@@ -22,7 +22,8 @@ template <class Cached>
 class Attention {
  public:
   static constexpr int PART = 512;  // slots; they and their values stay in the level-2 cache
-  static constexpr int AT_ONCE =  // queries
+  // Queries.
+  static constexpr int AT_ONCE =
       std::is_same_v<Cached, Pair> ? 16 : REGISTER == 64 ? MAX_ROWS : 3 * MAX_ROWS;
   static constexpr int MAX_QUERIES = 16 * AT_ONCE;
 

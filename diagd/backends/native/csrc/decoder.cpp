@@ -318,7 +318,8 @@ struct Decoder {
                      false);
       barrier.wait(threads);
       lap(LINEARS);
-      const int64_t heads = m.num_kv_heads;  // as in attention: most of a head is read by who writes it
+      // as in attention: most of a head is read by who writes it
+      const int64_t heads = m.num_kv_heads;
       for (int h = heads * thread / threads; h < heads * (thread + 1) / threads; h++)
         write_cache(h, layer);
       barrier.wait(threads);
@@ -372,7 +373,8 @@ struct Decoder {
   }
 };
 
-constexpr int64_t MAX_POSITIONS = (int64_t)1 << 36;  // angles of later ones are off by 1e-5 in float64
+// Angles of later ones are off by 1e-5 in float64.
+constexpr int64_t MAX_POSITIONS = (int64_t)1 << 36;
 
 // Whether every index is inside its table: what the Python side cannot see without a copy.
 bool in_range(const Model& m, const Step& s) {

@@ -14,7 +14,8 @@ int draw(const Draw* draw);
 
 namespace {
 
-enum { POSITIONS, SLOTS, INPUTS, OUTPUTS, STEPS, FRAMES, ROWS, COLUMNS, TURNS };  // decoding/step.py
+// As in decoding/step.py.
+enum { POSITIONS, SLOTS, INPUTS, OUTPUTS, STEPS, FRAMES, ROWS, COLUMNS, TURNS };
 
 int run_step(int (*decode)(const Model*, const Step*), const Model& m, Step s, const Space& space) {
   static thread_local std::vector<int64_t> memory;

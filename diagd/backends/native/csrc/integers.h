@@ -26,7 +26,8 @@ struct Rounded {
   N* x;
   float* scales;
 
-  Rounded(int rows, int K) : stride(K + 64), rows(rows) {  // rows a power of two apart evict each other
+  // Rows a power of two apart would evict each other.
+  Rounded(int rows, int K) : stride(K + 64), rows(rows) {
     static thread_local std::vector<N> numbers;
     static thread_local std::vector<float> some_scales;
     make_room(numbers, (uint64_t)ceil_to(rows, 16) * stride);  // the matrix units take 16 rows

@@ -70,7 +70,8 @@ void keep_nucleus(const Draw& d, std::vector<Candidate>& kept, double total) {
   constexpr int HIGHEST = std::bit_cast<uint32_t>(1.0f) >> 21;
   double within[HIGHEST + 1] = {}, before = 0;
   for (const Candidate& c : kept) within[bucket(c)] += c.mass;
-  unsigned last = HIGHEST;  // the bucket in which the nucleus ends: only its masses are put in order
+  // the bucket in which the nucleus ends: only its masses are put in order
+  unsigned last = HIGHEST;
   while (last && (float)((before + within[last]) / total) < d.top_p) before += within[last--];
   auto rest = std::partition(kept.begin(), kept.end(),
                              [&](const Candidate& c) { return bucket(c) > last; });

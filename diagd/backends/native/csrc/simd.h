@@ -181,7 +181,8 @@ INLINE void put_shorts(int16_t* to, Ints x) {
 #if defined(__AVX512F__)
   _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)x));
 #elif defined(__AVX2__)
-  const __m128i low = _mm256_castsi256_si128((__m256i)x), high = _mm256_extracti128_si256((__m256i)x, 1);
+  const __m128i low = _mm256_castsi256_si128((__m256i)x);
+  const __m128i high = _mm256_extracti128_si256((__m256i)x, 1);
   _mm_storeu_si128((__m128i*)to, _mm_packs_epi32(low, high));
 #elif defined(__SSE2__)
   _mm_storel_epi64((__m128i*)to, _mm_packs_epi32((__m128i)x, (__m128i)x));

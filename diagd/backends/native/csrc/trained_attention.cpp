@@ -332,7 +332,8 @@ struct Backward {
 
   void write(const Attended& a, int batch, int kv_head) const {
     for (int i = 0; i < a.lanes; i++) {
-      const ptrdiff_t at = place(a, a.kv_heads, batch, i, kv_head), from = (ptrdiff_t)i * a.head_dim;
+      const ptrdiff_t at = place(a, a.kv_heads, batch, i, kv_head);
+      const ptrdiff_t from = (ptrdiff_t)i * a.head_dim;
       for (int d = 0; d < a.head_dim; d += WIDTH) {
         round_to(a.keys_grad + at + d, load(&key_sums[from + d]) * a.scale);
         round_to(a.values_grad + at + d, load(&value_sums[from + d]));

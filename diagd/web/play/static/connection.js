@@ -40,7 +40,8 @@ export class Connection {
   }
 
   send(message) {
-    if (this.welcomed && this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
+    if (!this.welcomed || this.socket.readyState !== WebSocket.OPEN) return;
+    this.socket.send(JSON.stringify(message));
   }
 
   picture(scene) {
@@ -49,13 +50,15 @@ export class Connection {
 
   /** What is kept of the dream: its `video`, or itself as `dream`. */
   async keep(what) {
-    const [path, name] = what === "video" ? ["video.mp4", "dream.mp4"] : ["session.json", "dream.json"];
-    return { name, blob: await (await this.#request(path)).blob() };
+    const isVideo = what === "video", name = isVideo ? "dream.mp4" : "dream.json";
+    const answer = await this.#request(isVideo ? "video.mp4" : "session.json");
+    return { name, blob: await answer.blob() };
   }
 
   /** Begin in a picture of one's own; what there is to say of it. */
   async start(file, seed) {
-    return (await (await this.#request(`start?seed=${seed}`, { method: "POST", body: file })).json()).notes;
+    const answer = await this.#request(`start?seed=${seed}`, { method: "POST", body: file });
+    return (await answer.json()).notes;
   }
 
   /** Begin a saved dream: its number of frames, and the name of its scene, if it has one. */
@@ -67,7 +70,8 @@ export class Connection {
     const answer = await fetch(`sessions/${this.session}/${path}`, options).catch(() => null);
     if (answer?.ok) return answer;
     const problem = await answer?.json().catch(() => null);
-    throw new Error(typeof problem?.detail === "string" ? problem.detail : "the server does not answer");
+    const isKnown = typeof problem?.detail === "string";
+    throw new Error(isKnown ? problem.detail : "the server does not answer");
   }
 
   #receive(data) {
@@ -104,13 +108,15 @@ export class Connection {
 
   #closed(event) {
     clearTimeout(this.silence);
-    if (this.lastWords?.type === "ended") return this.handlers.state("ended", this.lastWords.message);
+    const said = this.lastWords?.message;
+    if (this.lastWords?.type === "ended") return this.handlers.state("ended", said);
     if (event.code === FULL) {
-      this.handlers.state("waiting", this.lastWords?.message ?? "The server is full. Trying again.");
+      this.handlers.state("waiting", said ?? "The server is full. Trying again.");
       this.timer = setTimeout(() => this.open(), 3000);
       return;
     }
     this.handlers.state("lost", "The connection to the server was lost. Trying again.");
-    this.timer = setTimeout(() => this.open(), RETRY_MS[Math.min(this.failures++, RETRY_MS.length - 1)]);
+    const wait = RETRY_MS[Math.min(this.failures++, RETRY_MS.length - 1)];
+    this.timer = setTimeout(() => this.open(), wait);
   }
 }

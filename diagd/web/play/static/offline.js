@@ -12,7 +12,8 @@ addEventListener("install", () => skipWaiting());
 addEventListener("activate", (event) => event.waitUntil(clients.claim()));
 addEventListener("fetch", (event) => {
   const { request } = event;
-  if (request.method === "GET" && new URL(request.url).origin === location.origin) event.respondWith(answer(event));
+  const isOurs = request.method === "GET" && new URL(request.url).origin === location.origin;
+  if (isOurs) event.respondWith(answer(event));
 });
 
 async function answer(event) {
@@ -42,5 +43,6 @@ function isolated(response) {
   if (!response.status) return response; // a redirection, which the browser follows by itself
   const headers = new Headers(response.headers);
   for (const [name, value] of Object.entries(HEADERS)) headers.set(name, value);
-  return new Response(response.body, { status: response.status, statusText: response.statusText, headers });
+  const { body, status, statusText } = response;
+  return new Response(body, { status, statusText, headers });
 }

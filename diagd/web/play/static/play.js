@@ -30,9 +30,20 @@ const keyboard = new Keyboard($("pad"), $("words"), (action, isPress) => {
   }
   connection.send({ type: "act", action, id: state.inputs });
 });
-const handlers = { welcome, frame: (header, picture) => { drawing = drawing.then(() => drawFrame(header, picture)).catch(breakOff); }, kept, progress: showProgress, computed: showComputed, notice: (message) => toast(message, true), state: setState };
+const handlers = {
+  welcome,
+  frame: (header, picture) => {
+    drawing = drawing.then(() => drawFrame(header, picture)).catch(breakOff);
+  },
+  kept,
+  progress: showProgress,
+  computed: showComputed,
+  notice: (message) => toast(message, true),
+  state: setState,
+};
 const isExported = document.documentElement.dataset.engine === "browser";
-const isHere = isExported || ["browser", "wasm", "webgpu"].includes(new URLSearchParams(location.search).get("engine"));
+const engine = new URLSearchParams(location.search).get("engine");
+const isHere = isExported || ["browser", "wasm", "webgpu"].includes(engine);
 const connection = isHere ? new Browser(handlers, stage.canvas) : new Connection(handlers);
 useGamepad(keyboard);
 
@@ -80,11 +91,14 @@ async function drawFrame(header, coming) {
   state.seed = header.seed;
   state.recorded = header.recorded;
   if (document.activeElement !== $("seed")) $("seed").value = header.seed;
-  $("context").textContent = `frame ${header.length} of this dream; the model remembers ${header.held} of at most ${header.holds}`;
+  const remembered = `the model remembers ${header.held} of at most ${header.holds}`;
+  $("context").textContent = `frame ${header.length} of this dream; ${remembered}`;
   showRecording(header.recorded);
   if (header.begun) return void (state.replaying = total > 0);
   if (total && done === total && state.replaying) {
-    toast(differing ? `Replayed ${total} frames; ${differing} came out differently (another model, machine, GPU or version).` : `Replayed ${total} frames, every token as it was.`);
+    const others = `${differing} came out differently (another model, machine, GPU or version)`;
+    const outcome = differing ? `; ${others}` : ", every token as it was";
+    toast(`Replayed ${total} frames${outcome}.`);
   }
   state.replaying = done < total;
   requestAnimationFrame(() => {
@@ -127,15 +141,17 @@ function showFaster() {
   if (controls.paced) ways.push("another pace");
   if (isHere) ways.push(...waysHere());
   const said = `A frame takes a while here. Faster: ${ways.join(", or ")}.`;
-  if (!ways.length || $("faster").textContent === said) return void ($("faster").hidden = !ways.length);
-  $("faster").textContent = said;
-  $("faster").hidden = false;
+  if (ways.length && $("faster").textContent !== said) $("faster").textContent = said;
+  $("faster").hidden = !ways.length;
 }
 
 function waysHere() {
-  if (!globalThis.crossOriginIsolated) return ["a window that is not private, and https, which let it use all cores"];
+  if (!globalThis.crossOriginIsolated) {
+    return ["a window that is not private, and https, which let it use all cores"];
+  }
   const threads = Math.min(MAX_THREADS, navigator.hardwareConcurrency);
-  return about.threads < threads ? [`${location.search ? "&" : "?"}threads=${threads} behind the address`] : ["fewer other programs"];
+  if (about.threads >= threads) return ["fewer other programs"];
+  return [`${location.search ? "&" : "?"}threads=${threads} behind the address`];
 }
 
 function showAction(action, isPending) {
@@ -165,7 +181,8 @@ function setState(name, message) {
   $("state").textContent = words[name];
   if (name !== "live") readings.forget();
   $("dot").className = `dot ${name === "live" ? "on" : "off"}`;
-  for (const part of document.querySelectorAll(".controls, .starts, .card")) part.inert = name !== "live";
+  const parts = document.querySelectorAll(".controls, .starts, .card");
+  for (const part of parts) part.inert = name !== "live";
   $("curtain").hidden = name === "live";
   $("curtain-text").textContent = message;
   $("spinner").hidden = name === "ended";
@@ -202,7 +219,9 @@ function kept(message) {
 }
 
 function showControls() {
-  for (const button of $("strategies").children) button.setAttribute("aria-pressed", button.dataset.strategy === controls.strategy);
+  for (const button of $("strategies").children) {
+    button.setAttribute("aria-pressed", button.dataset.strategy === controls.strategy);
+  }
   $("temperature").value = controls.temperature;
   $("temperature-value").textContent = controls.temperature ? controls.temperature.toFixed(2) : "0, greedy";
   $("top-p").value = controls.top_p;
@@ -247,7 +266,10 @@ function drawScenes() {
 }
 
 function showScene() {
-  [...$("scenes").children].forEach((button, index) => button.setAttribute("aria-pressed", index === (state.scene ?? about.scenes.length)));
+  const shown = state.scene ?? about.scenes.length;
+  for (const [index, button] of [...$("scenes").children].entries()) {
+    button.setAttribute("aria-pressed", index === shown);
+  }
 }
 
 function begin(scene, seed) {
@@ -311,16 +333,23 @@ async function download(what) {
 }
 
 async function share() {
-  const link = await attempt(async () => linkOf(JSON.parse(await (await connection.keep("dream")).blob.text()), about));
+  const link = await attempt(async () => {
+    const { blob } = await connection.keep("dream");
+    return linkOf(JSON.parse(await blob.text()), about);
+  });
   if (!link) return;
   history.replaceState(null, "", link);
   const copied = await navigator.clipboard?.writeText(link).then(() => true, () => false);
-  toast(copied ? "A link to this dream is copied: it plays it again, frame for frame." : "The address of this page is now a link to this dream.");
+  if (copied) toast("A link to this dream is copied: it plays it again, frame for frame.");
+  else toast("The address of this page is now a link to this dream.");
 }
 
 async function upload(file) {
   if (!file || !about) return; // dropped before there is a world
-  if (file.size > about.max_upload_bytes) return toast(`That did not work: a file may have ${about.max_upload_bytes / 2 ** 20} MB, not more.`, true);
+  if (file.size > about.max_upload_bytes) {
+    const megabytes = about.max_upload_bytes / 2 ** 20;
+    return toast(`That did not work: a file may have ${megabytes} MB, not more.`, true);
+  }
   toast("Looking at the picture");
   const notes = await attempt(() => connection.start(file, newSeed()));
   if (!notes) return;
@@ -364,10 +393,13 @@ const shortcuts = {
   },
 };
 addEventListener("keydown", (event) => {
-  const letter = /^[a-z]$/i.test(event.key) ? event.key : event.code?.replace("Key", "") ?? ""; // Cyrillic, say
+  const isLatin = /^[a-z]$/i.test(event.key); // else Cyrillic, say
+  const letter = isLatin ? event.key : event.code?.replace("Key", "") ?? "";
   const act = shortcuts[letter.toLowerCase()];
-  if (!act || !$("curtain").hidden || event.repeat || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.target.matches("input:not([type=range]), select") || keyboard.byKey?.has(event.code)) return;
+  const isModified = event.ctrlKey || event.metaKey || event.altKey;
+  if (!act || !$("curtain").hidden || event.repeat || isModified) return;
+  if (event.target.matches("input:not([type=range]), select")) return;
+  if (keyboard.byKey?.has(event.code)) return;
   act();
 });
 
@@ -377,33 +409,69 @@ $("record").onclick = () => setRecording(!state.recording);
 $("save").onclick = () => download("dream");
 $("share").onclick = share;
 $("dice").onclick = () => begin(null, newSeed());
-$("keep-video").onclick = () => { state.recording = false; download("video"); };
+$("keep-video").onclick = () => {
+  state.recording = false;
+  download("video");
+};
 $("keep-session").onclick = () => download("dream");
-$("again").onclick = () => { setState("new", "Connecting"); connection.open(); stage.canvas.focus(); };
+$("again").onclick = () => {
+  setState("new", "Connecting");
+  connection.open();
+  stage.canvas.focus();
+};
 $("temperature").oninput = (event) => adjust({ temperature: Number(event.target.value) });
 $("top-p").oninput = (event) => adjust({ top_p: Number(event.target.value) });
-$("paced").onchange = (event) => { adjust({ paced: event.target.value === "on" }); event.target.blur(); };
+$("paced").onchange = (event) => {
+  adjust({ paced: event.target.value === "on" });
+  event.target.blur();
+};
 $("seed").onchange = () => {
   const seed = askedSeed();
   $("seed").blur();
   if (seed !== state.seed) begin(null, seed);
 };
-$("load").onkeydown = (event) => { if (["Enter", "Space"].includes(event.code)) { event.preventDefault(); $("load-file").click(); } };
+$("load").onkeydown = (event) => {
+  if (!["Enter", "Space"].includes(event.code)) return;
+  event.preventDefault();
+  $("load-file").click();
+};
 for (const [id, open] of [["load-file", load], ["upload-file", upload]]) {
   $(id).onchange = (event) => { open(event.target.files[0]); event.target.value = ""; };
 }
-for (const name of ["temperature", "top-p"]) $(name).addEventListener("pointerup", (event) => event.target.blur());
+for (const name of ["temperature", "top-p"]) {
+  $(name).addEventListener("pointerup", (event) => event.target.blur());
+}
 document.addEventListener("dragover", (event) => event.preventDefault());
-document.addEventListener("drop", (event) => { event.preventDefault(); upload(event.dataTransfer.files[0]); });
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  upload(event.dataTransfer.files[0]);
+});
 $("full").hidden = !document.fullscreenEnabled;
-$("full").onclick = () => (document.fullscreenElement ? document.exitFullscreen() : $("play").requestFullscreen());
-addEventListener("fullscreenchange", () => { $("full").ariaLabel = $("full").title = document.fullscreenElement ? "Leave full screen" : "Full screen"; });
+$("full").onclick = () => {
+  if (document.fullscreenElement) document.exitFullscreen();
+  else $("play").requestFullscreen();
+};
+addEventListener("fullscreenchange", () => {
+  const label = document.fullscreenElement ? "Leave full screen" : "Full screen";
+  $("full").ariaLabel = $("full").title = label;
+});
 addEventListener("hashchange", () => location.reload()); // a link to a dream, pasted over this one
-document.addEventListener("visibilitychange", () => { if (document.hidden && about) { keyboard.release(); setPaused(true); } });
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden || !about) return;
+  keyboard.release();
+  setPaused(true);
+});
 
-new ResizeObserver(([{ contentRect }]) => $("play").style.setProperty("--keys", `${contentRect.height}px`)).observe($("controls"));
+const sized = new ResizeObserver(([{ contentRect }]) => {
+  $("play").style.setProperty("--keys", `${contentRect.height}px`);
+});
+sized.observe($("controls"));
 setInterval(showPace, 1000); // of frames that do not come, too
 
 const spinner = $("spinner");
-for (let row = 0; row < 3; row++) for (let column = 0; column < 4; column++) spinner.appendChild(document.createElement("i")).className = `d${row + column}`;
+for (let row = 0; row < 3; row++) {
+  for (let column = 0; column < 4; column++) {
+    spinner.appendChild(document.createElement("i")).className = `d${row + column}`;
+  }
+}
 setState("new", "Connecting");

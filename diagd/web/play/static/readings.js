@@ -48,7 +48,8 @@ export class Readings {
   /** The median time of the newest frames of the strategy in use. */
   get frameMs() {
     const strategy = this.bars.at(-1)?.strategy;
-    return quantile(this.bars.slice(-24).filter((bar) => bar.strategy === strategy).map((bar) => bar.ms), 0.5);
+    const current = this.bars.slice(-24).filter((bar) => bar.strategy === strategy);
+    return quantile(current.map((bar) => bar.ms), 0.5);
   }
 
   latency(share) {
@@ -67,7 +68,8 @@ export class Readings {
     const step = width / NUM_BARS;
     bars.forEach((bar, index) => {
       const tall = Math.max(2, (bar.ms / slowest) * height);
-      context.fillStyle = style.getPropertyValue(bar.strategy === bars.at(-1).strategy ? "--accent" : "--line");
+      const isCurrent = bar.strategy === bars.at(-1).strategy;
+      context.fillStyle = style.getPropertyValue(isCurrent ? "--accent" : "--line");
       context.fillRect(width - (bars.length - index) * step, height - tall, step * 0.7, tall);
     });
   }

@@ -2,7 +2,8 @@
 
 const TRAIL = 3; // steps that glow behind the newest
 const SLOW_MS = 60; // a step takes so long while the session is paused
-const REDRAW_MS = 45; // from one drawing to the next, or a third of a frame: the model needs the processor more
+// from one drawing to the next, or a third of a frame: the model needs the processor more
+const REDRAW_MS = 45;
 
 export class TokenGrid {
   constructor(canvas, caption) {
@@ -30,7 +31,11 @@ export class TokenGrid {
     this.header = header.begun ? null : header;
     this.writtenAt = header.written_at ?? []; // the step that wrote each place
     this.since = performance.now();
-    if (this.header && !this.paused) this.caption.textContent = `${header.steps} steps, ${(header.decode_ms / header.steps).toFixed(2)} ms each, ${(this.rows * this.columns / header.steps).toFixed(1)} tokens a step`;
+    if (this.header && !this.paused) {
+      const ms = (header.decode_ms / header.steps).toFixed(2);
+      const tokens = (this.rows * this.columns / header.steps).toFixed(1);
+      this.caption.textContent = `${header.steps} steps, ${ms} ms each, ${tokens} tokens a step`;
+    }
     this.#draw();
   }
 
@@ -60,7 +65,8 @@ export class TokenGrid {
         const place = row * columns + column;
         const step = this.writtenAt[place] ?? 0;
         const left = Math.round(column * cell[0]), top = Math.round(row * cell[1]);
-        const box = [left, top, Math.round((column + 1) * cell[0]) - left - gap, Math.round((row + 1) * cell[1]) - top - gap];
+        const right = Math.round((column + 1) * cell[0]), bottom = Math.round((row + 1) * cell[1]);
+        const box = [left, top, right - left - gap, bottom - top - gap];
         const written = step <= newest;
         context.globalAlpha = written ? 1 : 0.22;
         context.fillStyle = (written ? this.colours : this.before)[place] ?? "gray";
@@ -73,7 +79,9 @@ export class TokenGrid {
       }
     }
     context.globalAlpha = 1;
-    if (newest < Infinity) this.next = setTimeout(() => this.#draw(), Math.max(REDRAW_MS, this.paused ? 0 : this.header.decode_ms / 3));
+    if (newest === Infinity) return;
+    const wait = Math.max(REDRAW_MS, this.paused ? 0 : this.header.decode_ms / 3);
+    this.next = setTimeout(() => this.#draw(), wait);
   }
 
   /** The step that is being shown now. */

@@ -4,7 +4,8 @@
 
 import { Gpu } from "./webgpu.js";
 
-const KERNELS = ["kernels-relaxed-threads.wasm", "kernels-threads.wasm", "kernels-relaxed.wasm", "kernels.wasm"];
+const VARIANTS = ["-relaxed-threads", "-threads", "-relaxed", ""]; // the best first
+const KERNELS = VARIANTS.map((variant) => `kernels${variant}.wasm`);
 const STACK = 2 ** 20; // bytes of a thread
 const MAX_PAGES = 16384; // of memory, as the kernels are built
 const WINDOW = 2; // frames under way to the page
@@ -12,7 +13,8 @@ const MAX_FRAMES = 20000; // of a dream
 const TRIAL = 10; // frames that kernels and GPU both write, before one of them is chosen
 const PATIENCE_MS = 2000; // with a frame of the GPU in its trial
 const FAILURES = {
-  1: "The file of the world is damaged, or no file of a world: reload the page, or have it exported again.",
+  1: "The file of the world is damaged, or no file of a world: " +
+    "reload the page, or have it exported again.",
   2: "The file of the world was written by another version of diagd: it has to be exported again.",
   3: "The world was asked for what it does not have.",
   4: "There is not enough memory for this world.",
@@ -47,8 +49,8 @@ class Sentence extends Error {} // that a page can show
 
 function fail(error) {
   console.error(error);
-  const text = error instanceof Sentence ? error.message : `The world in this browser broke down (${error.message ?? error}).`;
-  postMessage({ type: "ended", message: text });
+  const crash = `The world in this browser broke down (${error.message ?? error}).`;
+  postMessage({ type: "ended", message: error instanceof Sentence ? error.message : crash });
 }
 
 /** Check what a call of the kernels returned. */
@@ -77,13 +79,15 @@ async function serve({ module, memory: shared, thread, stack, tls }) {
 async function load({ manifest, base, threads, engine }) {
   get = async (name) => {
     const answer = await fetch(new URL(name, base)).catch(() => null);
-    if (!answer?.ok) throw new Sentence(`${name.split("?")[0]} could not be loaded: is the folder whole?`);
-    return answer;
+    if (answer?.ok) return answer;
+    const [file] = name.split("?");
+    throw new Sentence(`${file} could not be loaded: is the folder whole?`);
   };
   const [module, name] = await compile(threads > 1);
   const isShared = name.includes("threads");
   try {
-    memory = isShared ? new WebAssembly.Memory({ initial: 64, maximum: MAX_PAGES, shared: true }) : null;
+    const sizes = { initial: 64, maximum: MAX_PAGES, shared: true };
+    memory = isShared ? new WebAssembly.Memory(sizes) : null;
   } catch {
     throw new Sentence(FAILURES[4]);
   }
@@ -112,7 +116,8 @@ async function compile(threaded) {
     if (!WebAssembly.validate(code)) continue;
     return [await WebAssembly.compile(code), name];
   }
-  throw new Sentence("This browser is too old for this world: it has no WebAssembly with SIMD. Every browser since 2023 has.");
+  const missing = "it has no WebAssembly with SIMD. Every browser since 2023 has.";
+  throw new Sentence(`This browser is too old for this world: ${missing}`);
 }
 
 async function fetchWorld(answer, size) {
@@ -134,15 +139,17 @@ async function fetchWorld(answer, size) {
 async function startThreads(module, count) {
   kernels.set_threads(count); // before they come: they wait for so many
   const tlsSize = kernels.__tls_size.value + kernels.__tls_align.value;
-  const coming = Array.from({ length: count - 1 }, (_, index) => new Promise((resolve, reject) => {
+  const start = (thread) => new Promise((resolve, reject) => {
     const helper = new Worker(import.meta.url, { type: "module" });
     helpers.push(helper);
     helper.onmessage = resolve;
     helper.onerror = reject;
     const align = kernels.__tls_align.value || 1;
     const tls = Math.ceil(kernels.allocate(tlsSize) / align) * align;
-    helper.postMessage({ type: "thread", module, memory, thread: index + 1, stack: kernels.allocate(STACK) + STACK, tls });
-  }));
+    const stack = kernels.allocate(STACK) + STACK;
+    helper.postMessage({ type: "thread", module, memory, thread, stack, tls });
+  });
+  const coming = Array.from({ length: count - 1 }, (_, index) => start(index + 1));
   const late = new Promise((_, reject) => setTimeout(reject, 8000, "too late"));
   try {
     await Promise.race([Promise.all(coming), late]);
@@ -192,6 +199,8 @@ function nextAct() {
   return tapped;
 }
 
+const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
 /** Write frames for as long as the page lives; between two of them, messages come in. */
 async function run() {
   channel.port1.onmessage = () => wake?.();
@@ -204,7 +213,7 @@ async function run() {
     if (state.sent - state.seen >= WINDOW) await messages();
     else if (state.pending) begin();
     else if (!state.start || (state.paused && !state.replaying.length)) await messages();
-    else if (!state.replaying.length && wait > 0) await Promise.race([messages(), new Promise((resolve) => setTimeout(resolve, wait))]);
+    else if (!state.replaying.length && wait > 0) await Promise.race([messages(), sleep(wait)]);
     else await advance();
   }
 }
@@ -213,13 +222,16 @@ async function run() {
 async function openGpu() {
   try {
     if (!world.gpu) throw new Error("the shaders cannot run this world");
-    const [about, vectors] = await Promise.all(["json", "bin"].map((kind) => get(`webgpu.${kind}?v=${world.version}`)));
+    const files = ["json", "bin"].map((kind) => get(`webgpu.${kind}?v=${world.version}`));
+    const [about, vectors] = await Promise.all(files);
     const words = () => new Uint32Array(memory.buffer, worldAt, world.bytes >> 2);
     gpu = await Gpu.open(await about.json(), new Float32Array(await vectors.arrayBuffer()), words);
     gpu.broken.catch(lose);
     if (state.mayTryGpu) trial = { frames: -1, gpu: 0, kernels: 0 };
   } catch (error) {
-    if (state.engine === "webgpu") notice(`No GPU writes this dream (${error.message}): the processor does.`);
+    if (state.engine === "webgpu") {
+      notice(`No GPU writes this dream (${error.message}): the processor does.`);
+    }
     state.engine = "wasm";
   }
 }
@@ -227,7 +239,10 @@ async function openGpu() {
 /** Go on without the GPU. */
 function lose(error) {
   if (!gpu) return;
-  if (!trial || state.writer === "webgpu") notice(`The GPU was lost (${error.message || "no reason was given"}): the processor goes on with the dream.`);
+  const reason = error.message || "no reason was given";
+  if (!trial || state.writer === "webgpu") {
+    notice(`The GPU was lost (${reason}): the processor goes on with the dream.`);
+  }
   leave();
 }
 
@@ -282,7 +297,8 @@ async function writeHere(order, isTried) {
 /** How long the GPU takes for a frame, which nobody sees. */
 async function tryGpu(order) {
   const started = performance.now();
-  const late = new Promise((resolve) => setTimeout(resolve, Math.max(PATIENCE_MS, 3 * state.kernelMs), null));
+  const patience = Math.max(PATIENCE_MS, 3 * state.kernelMs);
+  const late = new Promise((resolve) => setTimeout(resolve, patience, null));
   const drawn = await Promise.race([draw(order).catch(() => null), late]);
   return drawn ? performance.now() - started : Infinity;
 }
@@ -293,7 +309,8 @@ function compareEngines(gpuMs, kernelMs) {
     trial.gpu += gpuMs;
     trial.kernels += kernelMs;
   }
-  if (gpuMs === Infinity || trial.gpu > (TRIAL * trial.kernels) / trial.frames) return leave(); // it will not make that up
+  // it will not make that up
+  if (gpuMs === Infinity || trial.gpu > (TRIAL * trial.kernels) / trial.frames) return leave();
   if (trial.frames < TRIAL) return;
   if (trial.gpu >= trial.kernels) return leave();
   [state.engine, trial, gpu.at] = ["webgpu", null, null]; // its cache has the trial's tokens
@@ -309,7 +326,9 @@ function begin() {
 }
 
 async function advance() {
-  if (state.history.length >= MAX_FRAMES) throw new Sentence(`This dream has lasted ${MAX_FRAMES} frames, which is the longest.`);
+  if (state.history.length >= MAX_FRAMES) {
+    throw new Sentence(`This dream has lasted ${MAX_FRAMES} frames, which is the longest.`);
+  }
   const record = state.replaying.shift();
   const isForGpu = state.mayUseGpu && (record ?? state).engine === "webgpu";
   if (isForGpu) await (state.opening ??= openGpu());
@@ -328,19 +347,22 @@ async function advance() {
   const decoded = performance.now();
   const [height, width] = world.size_px, [rows, columns] = world.grid;
   const checksum = crc32(bytesAt(kernels.newest_tokens(), 4 * rows * columns));
-  const pixels = new Uint8ClampedArray(bytesAt(kernels.paint(), 4 * height * width)); // a copy: what is shared cannot be shown
+  // a copy: what is shared cannot be shown
+  const pixels = new Uint8ClampedArray(bytesAt(kernels.paint(), 4 * height * width));
   const painted = performance.now();
-  state.history.push({ action: act.action, controls: { strategy, temperature, top_p }, checksum, ...(isDrawn && { engine: "webgpu" }) });
+  const used = { strategy, temperature, top_p }, engine = isDrawn ? { engine: "webgpu" } : {};
+  state.history.push({ action: act.action, controls: used, checksum, ...engine });
   if (record) {
     state.replayed++;
     state.differing += record.checksum != null && record.checksum !== checksum;
   }
   state.due = state.paced ? Math.max(state.due + 1000 / world.fps, started) : 0;
-  send({
+  const header = {
     action: act.action, strategy, input: act.id, steps: world.strategies[number][1], written_at: world.written_at[number],
     decode_ms: decoded - started, picture_ms: painted - decoded, encode_ms: 0, checksum,
     gpu: isDrawn ? gpu?.name ?? "" : null,
-  }, new ImageData(pixels, width, height));
+  };
+  send(header, new ImageData(pixels, width, height));
 }
 
 function send(header, picture = null) {
@@ -349,7 +371,8 @@ function send(header, picture = null) {
     held: kernels.held_frames(), holds: kernels.window_frames(), send_ms: 0,
     replay: [state.replayed, state.replayed + state.replaying.length, state.differing],
   };
-  postMessage({ type: "frame", header: { ...common, ...header }, picture }, picture ? [picture.data.buffer] : []);
+  const moved = picture ? [picture.data.buffer] : [];
+  postMessage({ type: "frame", header: { ...common, ...header }, picture }, moved);
 }
 
 const TABLE = Uint32Array.from({ length: 256 }, (_, byte) => {

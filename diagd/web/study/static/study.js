@@ -61,8 +61,10 @@ async function open() {
   await visit(next < 0 ? questions().length : next);
 }
 
-const questions = () => study.trials.flatMap((trial, number) =>
-  study.questions.map((question) => ({ trial, number, ...question })));
+function questions() {
+  const of = (trial, number) => study.questions.map((one) => ({ trial, number, ...one }));
+  return study.trials.flatMap(of);
+}
 
 async function visit(index) {
   place = index;
@@ -94,8 +96,8 @@ async function visit(index) {
 function load(number) {
   if (!loading.has(number)) {
     const { left, right } = study.trials[number];
-    const promise = Promise.all([left, right].map(async (id) => (await ask(`media/${id}`)).blob()))
-      .then((blobs) => blobs.map((blob) => URL.createObjectURL(blob)));
+    const coming = Promise.all([left, right].map(async (id) => (await ask(`media/${id}`)).blob()));
+    const promise = coming.then((blobs) => blobs.map((blob) => URL.createObjectURL(blob)));
     promise.catch(() => loading.delete(number)); // so that it is tried again
     loading.set(number, promise);
   }
@@ -137,7 +139,8 @@ async function stage(number) {
   element("stage").setAttribute("aria-busy", "false");
   setAnswerable();
   setPaused(false);
-  if (number + 1 < study.trials.length) load(number + 1).catch(() => {}); // reported when it is staged
+  // reported when it is staged
+  if (number + 1 < study.trials.length) load(number + 1).catch(() => {});
   for (const [old, urls] of loading) {
     if (Math.abs(old - number) < 2) continue;
     loading.delete(old);
@@ -190,7 +193,9 @@ for (const video of videos) {
   video.addEventListener("ended", () => {
     const number = shown;
     if (!videos.every((other) => other.ended)) return; // the loop starts when both are through
-    setTimeout(() => { if (shown === number && !paused && videos.every((v) => v.ended)) rewind(); }, PAUSE_AT_END_MS);
+    setTimeout(() => {
+      if (shown === number && !paused && videos.every((other) => other.ended)) rewind();
+    }, PAUSE_AT_END_MS);
   });
 }
 
@@ -198,7 +203,8 @@ function follow() {
   const [left, right] = videos;
   if (ready && left.duration) {
     const apart = Math.abs(left.currentTime - right.currentTime);
-    if (!paused && !rewinding && !left.ended && !right.ended && apart > 0.1) right.currentTime = left.currentTime;
+    const areRunning = !paused && !rewinding && !left.ended && !right.ended;
+    if (areRunning && apart > 0.1) right.currentTime = left.currentTime;
     markAction(left.currentTime / left.duration);
   }
   requestAnimationFrame(follow);

@@ -65,7 +65,8 @@ class Painter {
   static void activate(Image& x, const Op& op) {
     const int size = x.channels / op.size;
     team.run(team.threads, [&](int thread, int threads, Barrier&) {
-      for (int group = op.size * thread / threads; group < op.size * (thread + 1) / threads; group++) {
+      const int end = op.size * (thread + 1) / threads;
+      for (int group = op.size * thread / threads; group < end; group++) {
         double sum = 0, squares = 0;
         const auto each = [&](auto f) {
           for (int row = 0; row < x.height; row++)

@@ -2,6 +2,7 @@
 #pragma once
 #include "../records.h"
 
+// clang-format off: Python reads these lines as they stand
 RECORD(Op,
   int32_t kind, input, output, size;  // channels; size: of a kernel's side, or groups of a norm
   float eps;
