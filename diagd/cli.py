@@ -23,14 +23,12 @@ from diagd.extras import require
 
 
 class Command(NamedTuple):
-    """A row of the table; modules are named inside of diagd."""
+    """A row of the table."""
 
     summary: str
-    # module of the dataclass of its flags, such as `GenerateOptions`; default: `options` beside run
-    options: str = ""
-    # `module:function` that gets them and returns a JSON document; default: `main` of the module in
-    # `commands` that has the command's name
-    run: str = ""
+    # `module:function`, inside of diagd, that takes its options and returns a JSON document; they
+    # are a dataclass of the module `options` beside it, such as `GenerateOptions`
+    run: str
     # modules of an extra that it cannot start without; what only one flag needs, it reports itself
     needs: tuple[str, ...] = ()
     owns_out: bool = False  # no other process may write to its folder `--out` meanwhile
@@ -48,69 +46,71 @@ tokens. A world model is bundled, so these commands work at once:
 `record`, `tokenize` and `train` make a world of your own game; `tune` finds the
 fastest strategy for a model. All commands: diagd --help"""
 COMMANDS = {
-    "generate": Command("dream a video from a prompt (no flags needed)", "pipeline.options"),
-    "plan": Command("steps and lanes of a schedule", "commands.plan"),
+    "generate": Command("dream a video from a prompt (no flags needed)", "pipeline.generate:main"),
+    "plan": Command("steps and lanes of a schedule", "pipeline.plan:main"),
     "play": Command(
         "walk through a generated world in the browser",
-        run="web.play.server:play",
+        "web.play.server:play",
         needs=("fastapi", "uvicorn", "websockets"),
     ),
     "export-web": Command(
         "put a world on a web page that plays without a server",
-        run="web.play.export:export",
+        "web.play.export:export",
         needs=("fastapi",),
         owns_out=True,
     ),
-    "bench": Command("time raster and diagonal decoding side by side", "benchmark.options"),
-    "convert": Command("turn a released checkpoint into our folder", "pipeline.options"),
+    "bench": Command("time raster and diagonal decoding side by side", "benchmark.bench:main"),
+    "convert": Command("turn a released checkpoint into our folder", "pipeline.convert:main"),
     "attention": Command(
         "where the model looks when it writes",
-        run="evaluation.attention:report_attention",
+        "evaluation.attention:report_attention",
         needs=("matplotlib",),
     ),
     "evaluate": Command(
         "compare models and decoding strategies on recorded clips",
-        "evaluation.options",
+        "evaluation.evaluate:main",
         needs=("torchmetrics",),
     ),
     "report": Command(
         "turn an evaluation into tables, plots and a page",
-        "evaluation.options",
+        "evaluation.report:main",
         needs=("matplotlib",),
     ),
     "record": Command(
         "record gameplay with actions, from ViZDoom or any Gymnasium game",
-        run="data.recorders.recording:record",
+        "data.recorders.recording:record",
         owns_out=True,
     ),
-    "check": Command("look through recorded clips before training on them", "training.options"),
+    "check": Command("look through recorded clips before training on them", "training.check:main"),
     "tokenize": Command(
         "turn recorded clips into all that training needs",
-        run="training.corpus:tokenize",
+        "training.corpus:tokenize",
         owns_out=True,
     ),
     "train": Command(
         "train a world to play, sized to the time there is",
-        run="training.train:pretrain",
+        "training.train:pretrain",
         needs=TRAIN,
         owns_out=True,
     ),
     "finetune": Command(
         "train a model under the visibility of a diagonal schedule",
-        run="training.train:finetune",
+        "training.train:finetune",
         needs=TRAIN,
         owns_out=True,
     ),
     "tune": Command(
-        "find the fastest strategy that a model can afford", run="training.tuning:main", needs=TRAIN
+        "find the fastest strategy that a model can afford",
+        "training.tuning:main",
+        needs=("matplotlib",),
     ),
     "study": Command(
         "ask people which of two videos is better, blind",
-        run="web.study.server:main",
+        "web.study.server:main",
         needs=("fastapi", "uvicorn"),
     ),
     "doctor": Command(
-        "what this machine is, what will run on it, and how fast", "benchmark.options"
+        "what this machine is, what will run on it, and how fast", "benchmark.doctor:main"
     ),
 }
 
@@ -191,9 +191,8 @@ def _run(name: str, flags: list[str]) -> None:
 
 def options_of(name: str) -> type:
     """Import the dataclass of a command's options, and nothing that computes."""
-    command = COMMANDS[name]
-    place = command.options or f"{command.run.rpartition('.')[0]}.options"
-    options = importlib.import_module(f"diagd.{place}")
+    package = COMMANDS[name].run.rpartition(".")[0]
+    options = importlib.import_module(f"diagd.{package}.options")
     return getattr(options, f"{name.title().replace('-', '')}Options")
 
 
@@ -203,7 +202,7 @@ def function_of(name: str) -> Callable[[Any], dict[str, Any]]:
 
 
 def _place_of(name: str) -> list[str]:
-    return (COMMANDS[name].run or f"commands.{name}:main").split(":")
+    return COMMANDS[name].run.split(":")
 
 
 def _examples(name: str) -> list[str]:

@@ -27,8 +27,8 @@ from diagd.families.checkpoints import load_model
 from diagd.files import read_json_lines, write_text
 from diagd.system import provenance
 from diagd.tokenizers.shards import read_shards
-from diagd.training.loop import windows
 from diagd.training.options import parse_mixture
+from diagd.training.sequences import windows
 
 Flags = dict[str, Any]
 ALL = "raster k=1 k=2 k=1,d=14"

@@ -31,8 +31,8 @@ from diagd.backends.native.compiler import FLAGS, SOURCES
 from diagd.backends.native.model import NativeModel
 from diagd.backends.native.weights import NativeDType
 from diagd.backends.step_times import in_turns
+from diagd.benchmark.bench import CACHE_BYTES
 from diagd.benchmark.steps import StepTimes, bytes_read, flops, measure_ceilings
-from diagd.commands.bench import CACHE_BYTES
 from diagd.decoding.model import CausalModel
 from diagd.families.checkpoints import model_path, read_config
 from diagd.families.presets import PRESETS

@@ -26,12 +26,12 @@ import torch
 import tyro
 from torch import Tensor
 
-from diagd.commands.evaluate import choose_clips
 from diagd.data.actions import split_actions
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import Draw, sample
 from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.decoding.visibility import Seen
+from diagd.evaluation.evaluate import choose_clips
 from diagd.evaluation.results import Record, appending, pack, unpack
 from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import Clip, find_clips

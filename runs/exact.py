@@ -23,13 +23,13 @@ from rich.progress import track
 from torch import Tensor
 
 from diagd.backends.devices import DTypeName, dtype_of
-from diagd.commands.evaluate import choose_clips
 from diagd.data.actions import split_actions
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.exact import VerifiedStep, step_costs
 from diagd.decoding.strategies.table import Exact, Strategy
 from diagd.decoding.visibility import Seen
+from diagd.evaluation.evaluate import choose_clips
 from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import find_clips
 from diagd.families.defaults import GenerationDefaults

@@ -28,7 +28,7 @@ from diagd.families.checkpoints import load_model
 from diagd.files import write_json, write_text
 from diagd.system import settings_of
 from diagd.tokenizers.shards import read_shards
-from diagd.training.loop import windows
+from diagd.training.sequences import windows
 from diagd.training.setup import check_fit
 
 

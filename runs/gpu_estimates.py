@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import tyro
 
+from diagd.benchmark.bench import CACHE_BYTES
 from diagd.benchmark.steps import Ceilings, StepTimes, bytes_read, flops
-from diagd.commands.bench import CACHE_BYTES
 from diagd.decoding.schedule import SequenceLayout, TokenGrid, make_plan
 from diagd.decoding.strategies.table import Diagonal, Raster, Strategy
 from diagd.families.presets import PRESETS

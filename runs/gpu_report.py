@@ -27,15 +27,15 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import tyro
 
-from diagd.benchmark.steps import slot_bytes
-from diagd.commands import doctor
-from diagd.commands.bench import (
+from diagd.benchmark import doctor
+from diagd.benchmark.bench import (
     CACHE_BYTES,
     MARK,
     after,
     config_of,
     disturbed_note,
 )
+from diagd.benchmark.steps import slot_bytes
 from diagd.console import cell
 from diagd.files import read_json_lines, write_text
 from diagd.models.config import ModelConfig

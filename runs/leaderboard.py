@@ -30,7 +30,7 @@ from diagd.families.checkpoints import load_model, model_path
 from diagd.files import write_json, write_text
 from diagd.system import fingerprint, provenance
 from diagd.tokenizers.shards import read_shards
-from diagd.training.loop import windows
+from diagd.training.sequences import windows
 from diagd.training.setup import check_fit
 
 ROOT = Path(__file__).parent.parent

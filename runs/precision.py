@@ -22,7 +22,7 @@ from diagd.decoding.visibility import Seen
 from diagd.families.checkpoints import load_model
 from diagd.files import write_json
 from diagd.tokenizers.shards import read_shards
-from diagd.training.loop import draw_batch
+from diagd.training.sequences import draw_batch
 
 FRAMES = 8
 

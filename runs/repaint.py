@@ -21,8 +21,8 @@ from rich.progress import track
 from torch import Tensor
 
 from diagd.data.video import encode_video, read_video
+from diagd.families.clip_files import find_films
 from diagd.files import write_bytes
-from diagd.tokenizers.shards import find_clips
 
 LUMA = torch.tensor([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])  # YIQ
 
@@ -38,7 +38,7 @@ class Options:
 
 def main(options: Options) -> None:
     """Write the clips, and actions and their names beside them."""
-    paths = find_clips(options.clips)
+    paths = find_films(options.clips)
     options.out.mkdir(parents=True, exist_ok=True)
     for path in track(paths[:: max(1, len(paths) // options.count)][: options.count]):
         target = options.out / f"repainted_{path.name}"

@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import tyro
 
-from diagd.commands.bench import MARK, after, disturbed_note, is_disturbed, shown_columns
+from diagd.benchmark.bench import MARK, after, disturbed_note, is_disturbed, shown_columns
 from diagd.console import cell
 from diagd.files import save_figure, write_text
 

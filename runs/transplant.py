@@ -27,7 +27,7 @@ from diagd.families.checkpoints import (
     model_path,
     write_checkpoint,
 )
-from diagd.tokenizers.shards import find_clips
+from diagd.families.clip_files import find_films
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.training.corpus import copy_parts
 
@@ -57,7 +57,7 @@ def main(options: Options) -> None:
     names, new_names = (
         ActionVocabulary.load(folder / ACTIONS_FILE).names for folder in (source, options.tokens)
     )
-    paths = find_clips(options.clips)
+    paths = find_films(options.clips)
     chosen = paths[:: max(1, len(paths) // options.num_clips)][: options.num_clips]
     shares = torch.block_diag(
         code_shares(old, new, chosen, options.frame_stride), action_shares(names, new_names)

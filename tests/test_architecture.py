@@ -26,7 +26,6 @@ VAGUE_NAMES = {"utils", "util", "common", "base", "core", "helpers", "types", "m
 LAYERS = (
     ("__main__",),
     ("cli",),
-    ("commands",),
     ("web", "gym", "training", "benchmark"),
     ("evaluation",),
     ("pipeline",),
@@ -154,7 +153,7 @@ import sys
 sys.modules["gymnasium"] = None
 from diagd import *
 Raster
-import diagd.commands.evaluate, diagd.commands.generate as _
+import diagd.evaluation.evaluate, diagd.pipeline.generate as _
 print("ray" in sys.modules)
 """
 
@@ -245,11 +244,6 @@ def test_a_command_is_a_function_of_its_options(command):
     (options,) = inspect.signature(function_of(command)).parameters.values()
     assert options.annotation is options_of(command)
     assert options.annotation.__dataclass_params__.frozen
-
-
-def test_every_module_of_commands_is_a_command():
-    names = {path.stem for path in (PACKAGE / "commands").glob("*.py")} - {"__init__"}
-    assert names == {name for name, command in COMMANDS.items() if not command.run}
 
 
 def test_help_and_import_are_instant():

@@ -13,9 +13,9 @@ import torch
 
 import diagd.cli
 from diagd.cli import COMMANDS
-from diagd.commands import plan
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.extras import EXTRAS
+from diagd.pipeline import plan
 
 COSMOS = "3x40x64"
 PAPER = [  # arXiv:2503.14070, design section 6: grid, k, d, steps
@@ -318,7 +318,7 @@ def test_a_missing_extra_is_named(name, module, extra, flags, command, monkeypat
 
 def test_a_module_of_no_extra_that_is_missing_is_our_bug(command, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    for name in ("console", "commands.plan"):
+    for name in ("console", "pipeline.plan"):
         monkeypatch.delitem(sys.modules, f"diagd.{name}")
     with pytest.raises(ModuleNotFoundError, match=r"rich\.console"):
         command("plan", "--grid", COSMOS)
@@ -357,7 +357,7 @@ def test_with_json_a_defect_is_a_document_beside_its_traceback():
     script = """
 import sys
 from diagd import cli
-from diagd.commands import plan
+from diagd.pipeline import plan
 
 def broken(options):
     print("a table")

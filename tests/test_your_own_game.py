@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from diagd.commands.check import check_clips
 from diagd.data.recorders.recording import RecordOptions, record
+from diagd.training.check import check_clips
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/your-own-game.md").read_text()

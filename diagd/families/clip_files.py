@@ -160,3 +160,11 @@ def find_clips(folder: Path, codec: ActionCodec | None = None) -> dict[str, Clip
             raise ValueError(f"two clips have one name: {clips[name].path} and {path}")
         clips[name] = ClipFile(name, path, codec)
     return clips
+
+
+def find_films(folder: Path) -> list[Path]:
+    """List the videos below a folder by name; ValueError for recordings, which name no actions."""
+    clips = list(find_clips(folder).values())
+    if clips[0].recording_format:
+        raise ValueError(f"{clips[0].path}: expected a video; recordings cannot be trained on")
+    return [clip.path for clip in clips]

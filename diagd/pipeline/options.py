@@ -1,4 +1,4 @@
-"""Groups of flags that several commands share, and the options of `generate` and `convert`.
+"""Groups of flags that several commands share, and the options of `generate`, `plan` and `convert`.
 
 A command's options inherit the groups that it needs; all flags stay flat.
 """
@@ -134,6 +134,13 @@ def _video_file(path: Path) -> None:
     if not path.suffix:
         raise ValueError(f"out may be a folder with --prompts only; one video goes to {path}.mp4")
     check_suffix(path)
+
+
+@dataclass(frozen=True)
+class PlanOptions(DecodingFlags):
+    """Count the steps of a strategy's schedule, by default of k=1, without a model."""
+
+    grid: str  # frames x rows x columns of tokens, such as 3x40x64
 
 
 @dataclass(frozen=True)

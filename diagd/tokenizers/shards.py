@@ -22,9 +22,7 @@ from diagd.console import progress
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import one_thread_workers, read_video
 from diagd.files import (
-    list_files,
     naming,
-    note_left_out,
     parse_object,
     read_lines,
     utf8_path,
@@ -57,15 +55,6 @@ class TokenClips:
     def kind(self) -> tuple[object, ...]:
         """Grid, codebook and actions, which clips for one model have in common."""
         return self.tokens.shape[2:], self.codebook_size, self.codebook, self.action_names
-
-
-def find_clips(folder: Path) -> list[Path]:
-    """List the videos of a folder by name; FileNotFoundError without any."""
-    paths, others = list_files(folder, "folder of clips", (".mp4",))
-    note_left_out(folder, others)
-    if not paths:
-        raise FileNotFoundError(f"no .mp4 clips in {folder}")
-    return paths
 
 
 def actions_of(

@@ -17,11 +17,12 @@ from diagd.console import make_console
 from diagd.data.actions import ActionVocabulary, write_actions
 from diagd.data.video import read_video, video_length, write_video
 from diagd.families.checkpoints import ACTIONS_FILE, DEFAULTS_FILE, TOKENIZER_FOLDER, write_defaults
+from diagd.families.clip_files import find_films
 from diagd.families.defaults import GenerationDefaults
 from diagd.files import copy_whole
 from diagd.pipeline.world_folder import STARTS
 from diagd.tokenizers.linear_init import choose_patch
-from diagd.tokenizers.shards import actions_of, clip_actions, find_clips, write_shards
+from diagd.tokenizers.shards import actions_of, clip_actions, write_shards
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.training.options import TokenizeOptions
 from diagd.training.tokenizer import OF_TRAINING, load_frames, measure_tokenizer, prepare_tokenizer
@@ -43,8 +44,8 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
     quality measured on held-out clips, and counts of clips, frames a piece and scenes.
     """
     device = device_of(options.device)
-    clips = find_clips(options.clips)
-    others = find_clips(options.heldout) if options.heldout else []
+    clips = find_films(options.clips)
+    others = find_films(options.heldout) if options.heldout else []
     given = ActionVocabulary.load(options.actions) if options.actions else None
     vocabulary = actions_of([*clips, *others], given)
     lengths = {path: video_length(path)[0] for path in (*clips, *others)}

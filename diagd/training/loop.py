@@ -1,18 +1,16 @@
-"""The training loop: batches cut out of token clips, optimiser steps, the log, checkpoints."""
+"""The training loop: batches of token clips, optimizer steps, the log, checkpoints."""
 
 import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
-from matplotlib.figure import Figure
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -23,19 +21,19 @@ from diagd.families.checkpoints import CONFIG_FILE, save_model
 from diagd.files import (
     append_line,
     naming,
-    read_json_lines,
     read_json_object,
     require_file,
     rewind_log,
-    save_figure,
     write_json,
 )
 from diagd.models.transformer import Transformer
 from diagd.system import keep_freed_memory, refuse_other_run
 from diagd.threads import follow_free_cores
 from diagd.tokenizers.shards import TokenClips, part_of, read_shards
-from diagd.training.mixture import MixtureLoss, generator_of
+from diagd.training.charts import plot_loss
+from diagd.training.mixture import MixtureLoss
 from diagd.training.options import RunOptions
+from diagd.training.sequences import draw_batch
 from diagd.training.setup import choose_precision, make_optimizers
 
 NUM_VALIDATION_BATCHES = 8
@@ -76,47 +74,6 @@ def decide_precision(options: Options) -> Options:
     before = read_json_object(state_file) if state_file.is_file() else {}
     asked = before.get("precision", "auto") if options.precision == "auto" else options.precision
     return replace(options, precision=choose_precision(asked))
-
-
-def sequences(clips: TokenClips, indices: Tensor, times: Tensor) -> Tensor:
-    """Interleave frames of clips with the actions between them: frame, action, frame ...
-
-    Of each clip, (B,), the frames at times (B, T) make a row of (B, T * (height * width + 1) - 1);
-    action ids follow the visual ids. A frame that repeats the one before it stands under "none".
-    """
-    visual = clips.tokens[indices[:, None], times].flatten(2).long()
-    actions = clips.actions[indices[:, None], times].long()
-    held = times.diff(dim=1, prepend=times[:, :1] - 1) == 0
-    if held.any():
-        actions = actions.masked_fill(held, clips.action_names.index("none"))
-    actions = actions[..., None] + clips.codebook_size
-    return torch.cat([actions, visual], dim=2).flatten(1)[:, 1:]
-
-
-def draw_batch(clips: TokenClips, frames: int, size: int, seed: int, hold: float = 0.0) -> Tensor:
-    """Draw `size` sequences by the seed alone; each frame repeats the last with chance `hold`."""
-    generator = generator_of(seed)
-    indices = torch.randint(len(clips.tokens), (size,), generator=generator)
-    starts = torch.randint(clips.tokens.shape[1] - frames + 1, (size,), generator=generator)
-    moves = torch.rand(size, frames - 1, generator=generator) >= hold
-    times = torch.cat([starts[:, None], moves.long()], dim=1).cumsum(1)
-    return sequences(clips, indices, times)
-
-
-def windows(clips: TokenClips, size: int, frames: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Cut a window, at a place drawn by the seed, out of each of the first `size` clips.
-
-    Returns ids of a model, int64: tokens (size, frames, height, width), actions (size, frames, 1).
-    """
-    num_clips, length = clips.tokens.shape[:2]
-    for name, asked, there in (("clips", size, num_clips), ("frames", frames, length)):
-        if not 1 <= asked <= there:
-            raise ValueError(f"{name} must be in [1, {there}], got {asked}")
-    generator = torch.Generator().manual_seed(seed)
-    starts = torch.randint(length - frames + 1, (size, 1), generator=generator)
-    indices, times = torch.arange(size)[:, None], starts + torch.arange(frames)
-    actions = clips.actions[indices, times].long() + clips.codebook_size
-    return clips.tokens[indices, times].long(), actions[..., None]
 
 
 class TrainingRun:
@@ -342,24 +299,3 @@ class TrainingRun:
             state = {"step": self.step, "seconds": self.seconds, **self.settings}
             state |= {"finished": self.share_done >= 1, "extended_to": self.extended_to}
             write_json(self.options.out / RUN_FILE, state | self.identity)
-
-
-def plot_loss(folder: Path) -> None:
-    """Plot a run's log.jsonl as loss.png, with the held-out loss where it was measured."""
-    lines = read_json_lines(folder / "log.jsonl")
-    with chart(folder / "loss.png", xlabel="step", ylabel="loss, nats a token") as axis:
-        for key, style, label in (("loss", "-", "training"), ("validation_loss", "o-", "held out")):
-            if shown := [(line["step"], line[key]) for line in lines if key in line]:
-                axis.plot(*zip(*shown, strict=True), style, linewidth=1, markersize=4, label=label)
-
-
-@contextmanager
-def chart(path: Path, height: float = 4, legend: str | None = None, **labels: str) -> Iterator[Any]:
-    """Yield the axes of a chart with a grid and a legend, and write it as PNG."""
-    figure = Figure(figsize=(7, height), layout="constrained")
-    axis = figure.subplots()
-    yield axis
-    axis.set(**labels)
-    axis.grid(alpha=0.3)
-    axis.legend(title=legend)
-    save_figure(figure, path)

@@ -9,7 +9,6 @@ from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -24,6 +23,7 @@ from diagd.models.attention import Attend, attend, attend_in_blocks, mask_in_par
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Attends
 from diagd.training.options import CorruptWith, RunOptions
+from diagd.training.sequences import generator_of
 from diagd.training.setup import choose_precision
 
 _DRAW, _CORRUPTION = 1, 2  # tell a step's generators apart
@@ -143,12 +143,6 @@ class Corruption(NamedTuple):
         generators = (generator_of(*key, first + row) for row in range(size))
         drawn = torch.stack([torch.rand(2, length, generator=one) for one in generators])
         return drawn[:, 0] < share, drawn[:, 1]
-
-
-def generator_of(*key: int) -> torch.Generator:
-    """Return a generator for a key, of which all counts: torch takes the low 32 bits of a seed."""
-    (seed,) = np.random.SeedSequence(key).generate_state(1)
-    return torch.Generator().manual_seed(int(seed))
 
 
 def draw_strategy(mixture: Mapping[Strategy, float], seed: int, step: int) -> Strategy:

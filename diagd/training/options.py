@@ -45,7 +45,7 @@ class TokenizeOptions:
     seed: int = 0  # of the weights and of the order of frames
     threads: int = 2  # workers, each with its share of the batch
     device: Device = "cpu"  # cpu or cuda
-    clips: Path  # folder of clips: NAME.mp4, with NAME.jsonl where there are actions
+    clips: Path  # folder of videos, with NAME.jsonl beside NAME.mp4 where there are actions
     size: str | None = None  # crop and scale frames to this height and width: 64x96
     init: Path | None = None  # tokenizer to start training from, instead of from scratch
     patch: int | None = None  # pixels a token is high and wide; default: 8, or what divides frames
@@ -72,12 +72,12 @@ class TokenizeOptions:
             ("learning_rate", self.learning_rate > 0, "above 0"),
             ("heldout_share", 0 < self.heldout_share <= 0.5, "in (0, 0.5]"),
         )
-        if self.heldout is not None and self.heldout.resolve() == self.clips.resolve():
-            raise ValueError(f"heldout must be another folder than clips, got {self.clips} twice")
-        written = self.out.resolve(), (self.out / "scenes").resolve()  # with a prompt and scenes
-        for folder in (self.clips, self.heldout or self.clips):
-            if folder.resolve() in written:
-                raise ValueError(f"out must be another folder than that of clips, got {self.out}")
+        clips, out = self.clips.resolve(), self.out.resolve()
+        if self.heldout is not None and self.heldout.resolve().is_relative_to(clips):
+            raise ValueError(f"heldout must be outside of clips, got {self.heldout}")
+        for folder in (clips, (self.heldout or self.clips).resolve()):
+            if out.is_relative_to(folder) or folder == out / "scenes":
+                raise ValueError(f"out must be outside of the folders of clips, got {self.out}")
         if self.patch is not None and (self.init or self.tokenizer):
             raise ValueError("patch is that of --init or --tokenizer: leave it out")
         if self.tokenizer is not None and self.init is not None:

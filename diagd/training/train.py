@@ -46,9 +46,10 @@ from diagd.tokenizers.shards import TokenClips
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from diagd.training import setup
 from diagd.training.corpus import copy_parts
-from diagd.training.loop import Look, TrainingRun, decide_precision, draw_batch, read_clips, windows
+from diagd.training.loop import Look, TrainingRun, decide_precision, read_clips
 from diagd.training.mixture import MixtureLoss
 from diagd.training.options import FinetuneOptions, RunOptions, TrainOptions
+from diagd.training.sequences import draw_batch, windows
 
 DEFAULT_MODEL = "mc-ar-doom"  # where steps are given, and no time to size a model to
 TOKENS_A_WEIGHT = 3.0

@@ -34,8 +34,9 @@ from diagd.models.transformer import Transformer
 from diagd.pipeline.prompts import prompt_tokens
 from diagd.system import provenance
 from diagd.tokenizers.shards import TokenClips, part_of, read_shards
-from diagd.training.loop import chart, windows
+from diagd.training.charts import chart
 from diagd.training.options import Axis, TuneOptions
+from diagd.training.sequences import windows
 from diagd.training.setup import check_fit
 
 DEFAULT_CLIPS = 16

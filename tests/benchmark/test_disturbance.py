@@ -2,7 +2,7 @@
 
 import pytest
 
-from diagd.commands.bench import is_disturbed, print_rows
+from diagd.benchmark.bench import is_disturbed, print_rows
 
 # as docs/results/speed.md published it: mc-ar-42m, float32 native
 DISTURBED = {

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from diagd.commands.check import RowTiming, movement_between, row_timing
+from diagd.training.check import RowTiming, movement_between, row_timing
 
 HEIGHT_PX, WIDTH_PX = 48, 80
 CLIPS, FRAMES = 8, 65

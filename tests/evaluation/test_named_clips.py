@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from diagd.commands.evaluate import choose_clips
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import read_video, resize
+from diagd.evaluation.evaluate import choose_clips
 from diagd.families.clip_files import find_clips
 from tests.evaluation.lines import write_clips
 from tests.worlds import HEIGHT_PX, NAMES, WIDTH_PX

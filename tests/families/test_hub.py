@@ -11,9 +11,9 @@ import torch
 from huggingface_hub import constants
 
 import diagd
-from diagd.commands.generate import PromptWorker
 from diagd.families import checkpoints
 from diagd.families.checkpoints import is_repository, model_path
+from diagd.pipeline.generate import PromptWorker
 from diagd.pipeline.options import GenerateOptions
 from tests.worlds import WALK
 

@@ -7,12 +7,12 @@ import torch
 
 import diagd
 from diagd.benchmark import steps
+from diagd.benchmark.bench import Inputs, engine_rows, report_rows, time_rows
 from diagd.benchmark.steps import Ceilings
-from diagd.commands.bench import Inputs, engine_rows, report_rows, time_rows
-from diagd.commands.evaluate import Task
 from diagd.data.video import read_video
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.table import Diagonal, Exact
+from diagd.evaluation.evaluate import Task
 from diagd.web.play.session import Controls, Session, SessionLog
 from tests import oracles
 from tests.evaluation.lines import write_clips

@@ -13,8 +13,8 @@ from diagd.families.checkpoints import load_model
 from diagd.files import read_json_lines
 from diagd.flags import parse
 from diagd.tokenizers.shards import read_shards
-from diagd.training.loop import windows
 from diagd.training.options import parse_mixture
+from diagd.training.sequences import windows
 from runs import arms, arms_report
 from tests.worlds import clips_of, write_shard, write_shard_model
 

@@ -55,5 +55,5 @@ def test_codes_take_what_those_at_their_places_had_learnt(world, renumbered, tmp
 
 def test_a_folder_without_clips_is_named(world, renumbered, tmp_path):
     options = transplant.Options(str(world), renumbered[0], tmp_path, tmp_path / "out")
-    with pytest.raises(FileNotFoundError, match=r"no \.mp4 clips in"):
+    with pytest.raises(FileNotFoundError, match=r"no clips .* in"):
         transplant.main(options)

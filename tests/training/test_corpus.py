@@ -5,7 +5,8 @@ import torch
 
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import read_video, write_video
-from diagd.tokenizers.shards import codebook_fingerprint, find_clips, read_shards
+from diagd.families.clip_files import find_clips, find_films
+from diagd.tokenizers.shards import codebook_fingerprint, read_shards
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.training.corpus import TokenizeOptions, piece_length, split_clips, tokenize
 from diagd.training.tokenizer import load_frames
@@ -50,20 +51,29 @@ def test_clips_too_short_for_a_piece_hold_a_tenth_of_the_frames_at_most(lengths,
 
 def test_the_held_out_part_stays_when_clips_are_added(tmp_path):
     write_clips(tmp_path / "clips", num_clips=8, num_frames=1)
-    train, held_out = split_clips(find_clips(tmp_path / "clips"), 0.25)
+    train, held_out = split_clips(find_films(tmp_path / "clips"), 0.25)
     assert [path.stem[-1] for path in held_out] == ["3", "7"]
     write_clips(tmp_path / "clips", num_clips=11, num_frames=1)
-    more, still = split_clips(find_clips(tmp_path / "clips"), 0.25)
+    more, still = split_clips(find_films(tmp_path / "clips"), 0.25)
     assert still == held_out
     assert more[: len(train)] == train
     assert not set(more) & set(still)
 
 
-def test_endings_may_be_upper_case(tmp_path):
-    write_clips(tmp_path / "clips", num_clips=3, num_frames=1)
-    first = min((tmp_path / "clips").glob("*.mp4"))
-    first.rename(first.with_suffix(".MP4"))
-    assert [path.suffix for path in find_clips(tmp_path / "clips")] == [".MP4", ".mp4", ".mp4"]
+def test_clips_are_those_that_evaluation_finds_whatever_their_endings(tmp_path):
+    paths = write_clips(tmp_path / "clips", num_clips=3, num_frames=1)
+    (tmp_path / "clips/later").mkdir()
+    paths[0].rename(paths[0].with_suffix(".MP4"))
+    paths[2].rename(tmp_path / "clips/later/z.mkv")
+    found = find_films(tmp_path / "clips")
+    assert [path.suffix for path in found] == [".MP4", ".mp4", ".mkv"]
+    assert found == [clip.path for clip in find_clips(tmp_path / "clips").values()]
+
+
+def test_recordings_of_a_family_are_refused(tmp_path):
+    (tmp_path / "FB_1_data.npz").touch()
+    with pytest.raises(ValueError, match=r"FB_1_data.npz: expected a video; recordings cannot"):
+        find_films(tmp_path)
 
 
 def test_few_clips_have_one_held_out():

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from diagd.families.checkpoints import load_model
 from diagd.models.attention import attend
-from diagd.training.loop import draw_batch
 from diagd.training.mixture import Corruption, MixtureLoss, ViewLoss
+from diagd.training.sequences import draw_batch
 from diagd.training.train import pretrain
 from tests.training.runs import assert_same_run, log_of, run_killed
 from tests.worlds import SHARD_CODES, clips_of, write_shard_model

@@ -18,9 +18,10 @@ from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
 from diagd.tokenizers.shards import TokenClips, codebook_fingerprint, read_shards
 from diagd.tokenizers.vq import VQTokenizer
-from diagd.training.loop import TrainingRun, draw_batch
+from diagd.training.loop import TrainingRun
 from diagd.training.mixture import draw_strategy
 from diagd.training.options import parse_mixture
+from diagd.training.sequences import draw_batch
 from diagd.training.train import FinetuneOptions, finetune
 from tests.decoding.cases import Resampled
 from tests.training.runs import assert_same_run, log_of, options_maker, run_killed

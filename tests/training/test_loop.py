@@ -13,7 +13,9 @@ import diagd
 from diagd.data.actions import ActionVocabulary
 from diagd.tokenizers.shards import read_shards
 from diagd.training import loop, setup, train
-from diagd.training.loop import decide_precision, draw_batch, plot_loss
+from diagd.training.charts import plot_loss
+from diagd.training.loop import decide_precision
+from diagd.training.sequences import draw_batch
 from diagd.training.setup import fit_config
 from diagd.training.train import FinetuneOptions, finetune, pretrain
 from tests.training.runs import assert_same_run, log_of, run_killed, weights_of

@@ -9,8 +9,8 @@ from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid
 from diagd.decoding.teacher_forcing import teacher_view
 from diagd.families.checkpoints import load_model
 from diagd.models.attention import attend, attend_in_blocks, mask_in_parts
-from diagd.training.loop import draw_batch
 from diagd.training.mixture import MixtureLoss, ViewLoss, view_loss
+from diagd.training.sequences import draw_batch
 from tests.models.tiny import KINDS, random_tokens, tiny_model
 from tests.worlds import SHARD_CODES as NUM_CODES
 from tests.worlds import clips_of, write_shard_model

@@ -8,8 +8,8 @@ import diagd
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.schedule import FrameFormat
 from diagd.tokenizers.shards import codebook_fingerprint
-from diagd.training.loop import draw_batch
 from diagd.training.mixture import MixtureLoss
+from diagd.training.sequences import draw_batch
 from diagd.training.setup import fit_config, start_model
 from diagd.training.train import pretrain
 from tests.training.runs import log_of, weights_of

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from diagd.tokenizers.shards import TokenClips
-from diagd.training.loop import draw_batch, sequences, windows
+from diagd.training.sequences import draw_batch, sequences, windows
 from tests.worlds import SHARD_CODES, SHARD_NAMES, clips_of
 
 

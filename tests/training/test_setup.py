@@ -8,7 +8,7 @@ from diagd.families.presets import PRESETS
 from diagd.tokenizers.shards import codebook_fingerprint
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.training import setup
-from diagd.training.loop import draw_batch
+from diagd.training.sequences import draw_batch
 from diagd.training.setup import (
     FloatMuon,
     check_fit,

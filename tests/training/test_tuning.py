@@ -7,7 +7,7 @@ from diagd.decoding.strategies.table import Diagonal, Raster
 from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.families.checkpoints import load_model
 from diagd.training import tuning
-from diagd.training.loop import windows
+from diagd.training.sequences import windows
 from diagd.training.tuning import TuneOptions, list_candidates, tune
 from tests.worlds import clips_of, write_shard, write_shard_model
 

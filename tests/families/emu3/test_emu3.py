@@ -11,11 +11,11 @@ from PIL import Image
 from transformers import Emu3Model
 
 import diagd
-from diagd.commands.generate import PromptWorker
 from diagd.decoding.sampling import SamplingOptions
 from diagd.families.checkpoints import find_model, load_model
 from diagd.models.guidance import GuidedModel
 from diagd.models.huggingface import HuggingFaceModel
+from diagd.pipeline.generate import PromptWorker
 from diagd.pipeline.options import GenerateOptions
 from tests import oracles
 from tests.evaluation.lines import write_clips

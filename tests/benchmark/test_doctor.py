@@ -9,8 +9,8 @@ import torch
 import diagd
 from diagd.backends import prepare
 from diagd.backends.devices import dtype_of
-from diagd.commands import doctor
-from diagd.commands.doctor import _detectors, _verdict, _warnings, choices, probe_speed
+from diagd.benchmark import doctor
+from diagd.benchmark.doctor import _detectors, _verdict, _warnings, choices, probe_speed
 from diagd.extras import EXTRAS
 from diagd.families.checkpoints import read_config
 from diagd.metrics.detectors import PUBLISHED

@@ -20,8 +20,8 @@ from torch.nn import functional
 from diagd.console import make_console, print_table, track
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import read_video
-from diagd.files import require_folder
-from diagd.tokenizers.shards import STILL, actions_of, find_clips
+from diagd.families.clip_files import find_films
+from diagd.tokenizers.shards import STILL, actions_of
 from diagd.training.options import CheckOptions
 
 STILL_LEVELS = 0.1  # of 255: mean change from frame to frame, which compression alone makes
@@ -107,7 +107,7 @@ class ClipsReport:
 
 def check_clips(folder: Path) -> ClipsReport:
     """Read all clips of a folder, with or without action files, and list all that is wrong."""
-    paths = find_clips(require_folder(folder, "folder of clips"))
+    paths = find_films(folder)
     acted = [path for path in paths if path.with_suffix(".jsonl").is_file()]
     vocabulary = actions_of(acted) if acted else STILL
     clips: list[CheckedClip] = []

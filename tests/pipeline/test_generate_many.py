@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from diagd.backends import prepare
-from diagd.commands import generate as commands_generate
-from diagd.commands.generate import PromptWorker
 from diagd.data.actions import write_actions
 from diagd.data.video import read_video, write_image, write_video
+from diagd.pipeline import generate as generate_module
+from diagd.pipeline.generate import PromptWorker
 from diagd.pipeline.prompts import seed_of
 from tests.backends.candidates import BFLOAT16, FLOAT32, candidates_of
 from tests.worlds import HEIGHT_PX, PROMPT_ACTIONS, WIDTH_PX, smooth_frames, write_world
@@ -151,7 +151,7 @@ def test_a_killed_run_goes_on_where_it_was(generate, tmp_path, monkeypatch, read
     whole = videos_of(tmp_path / "whole")
     read.clear()
     name = {"prompt": "seed_of", "video": "save_frames", "settings": "write_json"}[killed_at]
-    original, calls = getattr(commands_generate, name), []
+    original, calls = getattr(generate_module, name), []
 
     def die(*given, **settings):
         calls.append(given)
@@ -160,7 +160,7 @@ def test_a_killed_run_goes_on_where_it_was(generate, tmp_path, monkeypatch, read
         return original(*given, **settings)
 
     with monkeypatch.context() as patch:
-        patch.setattr(commands_generate, name, die)
+        patch.setattr(generate_module, name, die)
         assert generate().code == 130
     done = {path.stem for path in (tmp_path / "out").glob("*.json")}
     assert done == {"clip_0", "clip_1"}
@@ -278,7 +278,7 @@ def test_prompts_that_cannot_be_told_apart_or_are_none_are_refused(generate, pro
 
 
 def test_a_folder_that_another_run_writes_to_is_refused(generate, tmp_path):
-    with commands_generate.only_writer(tmp_path / "out"):
+    with generate_module.only_writer(tmp_path / "out"):
         generate().assert_refused("is being written by another process")
 
 
@@ -334,7 +334,7 @@ def test_workers_are_told_what_auto_is(generate, monkeypatch):
         return iter(())
 
     options = []
-    monkeypatch.setattr(commands_generate, "do_tasks", run)
+    monkeypatch.setattr(generate_module, "do_tasks", run)
     monkeypatch.setattr(prepare, "time_candidates", lambda _: candidates_of(*BFLOAT16))
     generate("--workers", 2)
     assert [(one.dtype, one.backend) for one in options] == [("bfloat16", "eager")]

@@ -4,9 +4,9 @@ import av
 import numpy as np
 import pytest
 
-from diagd.commands.report import main
 from diagd.data.video import read_video, write_video
 from diagd.evaluation.options import ReportOptions
+from diagd.evaluation.report import main
 from diagd.evaluation.results import read_results, video_path
 from tests.evaluation.lines import clip_line, run_line, write_lines
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames

@@ -5,21 +5,13 @@ diagd plan --grid 3x40x64 -k 1 -d 40     # frames overlap
 diagd plan --grid 3x40x64 --strategy zipar=4
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from diagd.console import make_console
 from diagd.decoding.schedule import TokenGrid
 from diagd.families.defaults import GenerationDefaults
-from diagd.pipeline.options import DecodingFlags
+from diagd.pipeline.options import PlanOptions
 from diagd.system import check_memory
-
-
-@dataclass(frozen=True)
-class PlanOptions(DecodingFlags):
-    """Count the steps of a strategy's schedule, by default of k=1, without a model."""
-
-    grid: str  # frames x rows x columns of tokens, such as 3x40x64
 
 
 def main(options: PlanOptions) -> dict[str, Any]:

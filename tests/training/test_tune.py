@@ -9,7 +9,7 @@ import pytest
 
 from diagd.families.checkpoints import find_model, load_model, write_defaults
 from diagd.families.defaults import GenerationDefaults
-from diagd.training.loop import windows
+from diagd.training.sequences import windows
 from diagd.training.tuning import TuneOptions, main
 from tests.worlds import clips_of, write_shard, write_shard_model
 

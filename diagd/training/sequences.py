@@ -1,0 +1,54 @@
+"""Sequences of tokens and actions, cut out of clips at places drawn by a seed."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diagd.tokenizers.shards import TokenClips
+
+
+def generator_of(*key: int) -> torch.Generator:
+    """Return a generator for a key, of which all counts: torch takes the low 32 bits of a seed."""
+    (seed,) = np.random.SeedSequence(key).generate_state(1)
+    return torch.Generator().manual_seed(int(seed))
+
+
+def sequences(clips: TokenClips, indices: Tensor, times: Tensor) -> Tensor:
+    """Interleave frames of clips with the actions between them: frame, action, frame ...
+
+    Of each clip, (B,), the frames at times (B, T) make a row of (B, T * (height * width + 1) - 1);
+    action ids follow the visual ids. A frame that repeats the one before it stands under "none".
+    """
+    visual = clips.tokens[indices[:, None], times].flatten(2).long()
+    actions = clips.actions[indices[:, None], times].long()
+    held = times.diff(dim=1, prepend=times[:, :1] - 1) == 0
+    if held.any():
+        actions = actions.masked_fill(held, clips.action_names.index("none"))
+    actions = actions[..., None] + clips.codebook_size
+    return torch.cat([actions, visual], dim=2).flatten(1)[:, 1:]
+
+
+def draw_batch(clips: TokenClips, frames: int, size: int, seed: int, hold: float = 0.0) -> Tensor:
+    """Draw `size` sequences by the seed alone; each frame repeats the last with chance `hold`."""
+    generator = generator_of(seed)
+    indices = torch.randint(len(clips.tokens), (size,), generator=generator)
+    starts = torch.randint(clips.tokens.shape[1] - frames + 1, (size,), generator=generator)
+    moves = torch.rand(size, frames - 1, generator=generator) >= hold
+    times = torch.cat([starts[:, None], moves.long()], dim=1).cumsum(1)
+    return sequences(clips, indices, times)
+
+
+def windows(clips: TokenClips, size: int, frames: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Cut a window, at a place drawn by the seed, out of each of the first `size` clips.
+
+    Returns ids of a model, int64: tokens (size, frames, height, width), actions (size, frames, 1).
+    """
+    num_clips, length = clips.tokens.shape[:2]
+    for name, asked, there in (("clips", size, num_clips), ("frames", frames, length)):
+        if not 1 <= asked <= there:
+            raise ValueError(f"{name} must be in [1, {there}], got {asked}")
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randint(length - frames + 1, (size, 1), generator=generator)
+    indices, times = torch.arange(size)[:, None], starts + torch.arange(frames)
+    actions = clips.actions[indices, times].long() + clips.codebook_size
+    return clips.tokens[indices, times].long(), actions[..., None]
