@@ -84,8 +84,8 @@ int run_step(int (*decode)(const Model*, const Step*), const Model& m, Step s, c
 
 }  // namespace
 
-// Each returns 0, or without having written a token 1 where an index or a valid id is out of range, 2
-// where there is not enough memory.
+// Each returns 0, or without having written a token 1 where an index or a valid id is out of range,
+// 2 where there is not enough memory.
 extern "C" int take_f32(const Model* m, const Step* s, const Space* space) {
   return guarded([&] { return run_step(decode_f32, *m, *s, *space); });
 }

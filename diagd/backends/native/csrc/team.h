@@ -1,7 +1,7 @@
 // How threads work together on a machine that may be busy with other things.
 //
-// OpenMP's own barriers spin for milliseconds. With other processes on the cores, the thread that is
-// waited for may not be running at all, and every spin takes from the time that it could run in.
+// OpenMP's own barriers spin for milliseconds. With other processes on the cores, the thread that
+// is waited for may not be running at all, and every spin takes from the time that it could run in.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -18,9 +18,9 @@
 
 using Clock = std::chrono::steady_clock;
 
-// Where threads wait for each other: they spin as long as that pays, then sleep. A sleep that was so
-// short that spinning on would have paid brings back the longest spin, any other halves it, unless
-// the spin is fixed.
+// Where threads wait for each other: they spin as long as that pays, then sleep. A sleep that was
+// so short that spinning on would have paid brings back the longest spin, any other halves it,
+// unless the spin is fixed.
 class Barrier {
  public:
   Barrier() = default;
@@ -90,9 +90,9 @@ inline std::atomic<int> forks{0};
 inline const int watches_forks = pthread_atfork(nullptr, nullptr, [] { forks++; });
 #endif
 
-// Threads that wait for a caller's work, and own the pool with the caller. Nobody waits for their end:
-// where the caller is a thread that ends, Windows lets no other thread end meanwhile, and after a fork
-// there are none.
+// Threads that wait for a caller's work, and own the pool with the caller. Nobody waits for their
+// end: where the caller is a thread that ends, Windows lets no other thread end meanwhile, and
+// after a fork there are none.
 class ThreadPool {
  public:
   static std::shared_ptr<ThreadPool> start(int threads) {
@@ -147,8 +147,9 @@ class ThreadPool {
   void (*call)(const void*, int, int, Barrier&) = nullptr;
 };
 
-// The pool of one calling thread. Where some of its threads are kept from running, and half of the time of
-// two calls goes into waiting for them, the caller works alone for a while, then tries again.
+// The pool of one calling thread. Where some of its threads are kept from running, and half of the
+// time of two calls goes into waiting for them, the caller works alone for a while, then tries
+// again.
 class Team {
  public:
   ~Team() { stop(); }

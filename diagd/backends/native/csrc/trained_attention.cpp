@@ -1,6 +1,6 @@
-// Softmax attention under any mask, and its gradients, in bfloat16: what training by schedules consists
-// of. The scores never are in memory as a whole; blocks of 32 queries and 32 keys that nobody sees are
-// left out (Dao, arXiv:2307.08691, on other hardware).
+// Softmax attention under any mask, and its gradients, in bfloat16: what training by schedules
+// consists of. The scores never are in memory as a whole; blocks of 32 queries and 32 keys that
+// nobody sees are left out (Dao, arXiv:2307.08691, on other hardware).
 #include <atomic>
 
 #include "packing.h"
@@ -88,9 +88,9 @@ INLINE void multiply_vectors(const bf16* a, ptrdiff_t a_pitch, const Columns& b,
   }
 }
 
-// 32 x 32 numbers, `pitch` apart, (added to) the sum over `steps` times 32 of a's 32 rows, `a_pitch`
-// apart, and the columns of b(step): 16 pairs of rows, `b_pitch` bytes apart, and 16 more columns
-// `b_right` away.
+// 32 x 32 numbers, `pitch` apart, (added to) the sum over `steps` times 32 of a's 32 rows,
+// `a_pitch` apart, and the columns of b(step): 16 pairs of rows, `b_pitch` bytes apart, and 16 more
+// columns `b_right` away.
 template <class Columns>
 INLINE void multiply_block(const bf16* a, ptrdiff_t a_pitch, const Columns& b, ptrdiff_t b_pitch,
                            ptrdiff_t b_right, int steps, float* to, ptrdiff_t pitch, bool add) {
@@ -103,8 +103,9 @@ INLINE void multiply_block(const bf16* a, ptrdiff_t a_pitch, const Columns& b, p
 // The products of 32 rows with 32 turned ones.
 INLINE void multiply_rows(const bf16* rows, const bf16* turned, int size, float* to,
                           ptrdiff_t pitch) {
-  multiply_block(rows, size, [&](int s) { return turned + 512 * s; }, 64, 16 * size, size / 32, to,
-                 pitch, false);
+  multiply_block(
+      rows, size, [&](int s) { return turned + 512 * s; }, 64, 16 * size, size / 32, to, pitch,
+      false);
 }
 
 // Which of 16 lanes at `seen` are 1, of those before `left`.
@@ -212,13 +213,13 @@ struct Forward {
       }
       masses[r] = masses[r] * fades[r] + sum_of(total);
       if (fades[r] != 1)
-        for (int d = r * size; d < (r + 1) * size; d += WIDTH) store(&sums[d], load(&sums[d]) * fades[r]);
+        for (int d = r * size; d < (r + 1) * size; d += WIDTH)
+          store(&sums[d], load(&sums[d]) * fades[r]);
     }
     for (int d = 0; d < size; d += SIDE)
-      multiply_block(
-          (bf16*)scores[0], 2 * ROW,
-          [&](int j) { return &values[(size_t)some[j] * SIDE * size + 2 * d]; }, 4 * size, 32, filled,
-          &sums[d], size, true);
+      multiply_block((bf16*)scores[0], 2 * ROW,
+                     [&](int j) { return &values[(size_t)some[j] * SIDE * size + 2 * d]; },
+                     4 * size, 32, filled, &sums[d], size, true);
   }
 };
 
@@ -305,16 +306,17 @@ struct Backward {
           round_to(changes[r + i] + to + c, change[i]);
         }
         const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)change[1], (__m512)change[0]);
-        const __m512i order = _mm512_set_epi16(
-            31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20,
-            4, 19, 3, 18, 2, 17, 1, 16, 0);
+        const __m512i order =
+            _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
+                             22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
         _mm512_store_si512(paired[r / 2][c], _mm512_permutexvar_epi16(order, both));
       }
     }
     const ptrdiff_t padded = ceil_to(a.lanes, SIDE);
     for (int d = 0; d < size; d += SIDE)
-      multiply_block(&key_columns[d * padded + k * SIDE], padded, [&](int) { return paired[0][0]; },
-                     128, 32, 1, &query_sums[at_queries + (size_t)d * SIDE], SIDE, true);
+      multiply_block(
+          &key_columns[d * padded + k * SIDE], padded, [&](int) { return paired[0][0]; }, 128, 32,
+          1, &query_sums[at_queries + (size_t)d * SIDE], SIDE, true);
   }
 
   void accumulate(int k, const int* some, int filled, int size) {

@@ -1,7 +1,7 @@
 // The engine in this browser: a worker that runs the world. The page speaks to it as to a server
 // (connection.js).
 
-import { check, dreamOf } from "./dream.js";
+import {check, dreamOf} from "./dream.js";
 
 const BASE = new URL("../world/", import.meta.url);
 export const MAX_THREADS = 8;
@@ -15,7 +15,7 @@ export class Browser {
    */
   constructor(handlers, canvas) {
     const abilities = new Set(VIDEO ? ["record"] : []);
-    Object.assign(this, { handlers, canvas, abilities, recorded: 0, logs: [], hasWorld: false });
+    Object.assign(this, {handlers, canvas, abilities, recorded: 0, logs: [], hasWorld: false});
     addEventListener("error", (event) => this.#end(`The page broke down (${event.message}).`));
     this.open();
   }
@@ -24,7 +24,7 @@ export class Browser {
     try {
       if (await isolate()) return; // the page is loaded anew
       const file = new URL("world.json", BASE);
-      const answer = await fetch(file, { cache: "no-cache" }).catch(() => null);
+      const answer = await fetch(file, {cache: "no-cache"}).catch(() => null);
       if (!answer?.ok) {
         const problem = await answer?.json().catch(() => null);
         const unread = "world/world.json could not be loaded: is the folder whole?";
@@ -37,14 +37,16 @@ export class Browser {
     this.worker?.terminate();
     this.hasWorld = false;
     for (const answer of this.logs.splice(0)) answer(null);
-    this.worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
-    this.worker.onmessage = ({ data }) => this.#receive(data);
+    this.worker = new Worker(new URL("worker.js", import.meta.url), {type: "module"});
+    this.worker.onmessage = ({data}) => this.#receive(data);
     this.worker.onerror = ({ message = "its worker could not start" }) => {
       this.#end(`The world in this browser broke down (${message}).`);
     };
     const engine = new URLSearchParams(location.search).get("engine");
-    const { manifest } = this;
-    this.worker.postMessage({ type: "load", manifest, base: BASE.href, threads: numThreads(), engine });
+    const {manifest} = this;
+    this.worker.postMessage(
+      {type: "load", manifest, base: BASE.href, threads: numThreads(), engine}
+    );
     this.handlers.state("new", "Loading the world");
   }
 
@@ -64,15 +66,15 @@ export class Browser {
   /** What is kept of the dream: its `video`, or itself as `dream`. */
   async keep(what) {
     if (what === "dream") {
-      const { scene, seed, frames } = await this.#log();
+      const {scene, seed, frames} = await this.#log();
       const text = JSON.stringify(dreamOf(this.manifest, scene, seed, frames));
-      return { name: "dream.json", blob: new Blob([text]) };
+      return {name: "dream.json", blob: new Blob([text])};
     }
     if (!this.video) throw new Error("nothing was recorded yet");
     // the dream has ended meanwhile
     if (this.recorder?.state === "recording") this.recorder.stop();
     const blob = await this.video;
-    return { name: blob.type.includes("mp4") ? "dream.mp4" : "dream.webm", blob };
+    return {name: blob.type.includes("mp4") ? "dream.mp4" : "dream.webm", blob};
   }
 
   start() {
@@ -86,24 +88,24 @@ export class Browser {
       dream = JSON.parse(await file.text());
     } catch {} // said below
     check(dream, this.manifest);
-    const { scene, seed, frames } = dream;
-    this.send({ type: "begin", scene: this.manifest.scenes.indexOf(scene), seed, frames });
-    return { frames: frames.length, scene };
+    const {scene, seed, frames} = dream;
+    this.send({type: "begin", scene: this.manifest.scenes.indexOf(scene), seed, frames});
+    return {frames: frames.length, scene};
   }
 
   #receive(data) {
     if (data.type === "frame") {
-      const { begun, scene, gpu } = data.header;
+      const {begun, scene, gpu} = data.header;
       if (!begun && this.recorder?.state === "recording") this.recorded++;
       if (!begun) this.#say(gpu);
       const picture = begun ? this.#pictureOf(scene) : data.picture;
-      this.handlers.frame({ ...data.header, recorded: this.recorded }, picture);
+      this.handlers.frame({...data.header, recorded: this.recorded}, picture);
     } else if (data.type === "welcome") {
-      Object.assign(this, { threads: data.threads, gpu: null, hasWorld: true });
-      const own = { computed: this.#computed(null), threads: data.threads, max_recorded: Infinity };
-      this.handlers.welcome({ ...this.manifest, ...own });
+      Object.assign(this, {threads: data.threads, gpu: null, hasWorld: true});
+      const own = {computed: this.#computed(null), threads: data.threads, max_recorded: Infinity};
+      this.handlers.welcome({...this.manifest, ...own});
       const seed = Math.floor(Math.random() * 2 ** 20);
-      if (!this.wasHere) this.send({ type: "begin", scene: 0, seed }); // else the page begins
+      if (!this.wasHere) this.send({type: "begin", scene: 0, seed}); // else the page begins
       this.wasHere = true;
       this.handlers.state("live", "");
     } else if (data.type === "progress") {
@@ -150,7 +152,7 @@ export class Browser {
     if (!on) return this.recorder?.stop();
     this.recorded = 0;
     const parts = [], stream = this.canvas.captureStream();
-    this.recorder = new MediaRecorder(stream, { mimeType: VIDEO, videoBitsPerSecond: 4e6 });
+    this.recorder = new MediaRecorder(stream, {mimeType: VIDEO, videoBitsPerSecond: 4e6});
     this.recorder.ondataavailable = (event) => parts.push(event.data);
     this.video = new Promise((resolve) => {
       this.recorder.onstop = () => resolve(new Blob(parts, { type: VIDEO }));

@@ -52,18 +52,18 @@ export class Connection {
   async keep(what) {
     const isVideo = what === "video", name = isVideo ? "dream.mp4" : "dream.json";
     const answer = await this.#request(isVideo ? "video.mp4" : "session.json");
-    return { name, blob: await answer.blob() };
+    return {name, blob: await answer.blob()};
   }
 
   /** Begin in a picture of one's own; what there is to say of it. */
   async start(file, seed) {
-    const answer = await this.#request(`start?seed=${seed}`, { method: "POST", body: file });
+    const answer = await this.#request(`start?seed=${seed}`, {method: "POST", body: file});
     return (await answer.json()).notes;
   }
 
   /** Begin a saved dream: its number of frames, and the name of its scene, if it has one. */
   async replay(file) {
-    return (await this.#request("replay", { method: "POST", body: file })).json();
+    return (await this.#request("replay", {method: "POST", body: file})).json();
   }
 
   async #request(path, options) {
@@ -78,7 +78,7 @@ export class Connection {
     if (typeof data !== "string") { // see `pack` in messages.py
       const length = new DataView(data).getUint32(0);
       const header = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, length)));
-      const picture = new Blob([new Uint8Array(data, 4 + length)], { type: "image/jpeg" });
+      const picture = new Blob([new Uint8Array(data, 4 + length)], {type: "image/jpeg"});
       return this.handlers.frame(header, picture);
     }
     const message = JSON.parse(data);

@@ -6,10 +6,11 @@ const MAX_FRAMES = 20000;
 const MAX_LINK = 6000; // characters
 
 /** A dream as a document: `frames` are {action, controls, checksum, engine}. */
-export const dreamOf = (about, scene, seed, frames) => ({ format: FORMAT, model: about.model, seed, frames, scene: about.scenes[scene] });
+export const dreamOf = (about, scene, seed, frames) =>
+  ({format: FORMAT, model: about.model, seed, frames, scene: about.scenes[scene]});
 
 /** Throw what is wrong with a dream that is to be played where only its own scenes can be. */
-export function check(dream, { actions, strategies, scenes, max_seed, model }) {
+export function check(dream, {actions, strategies, scenes, max_seed, model}) {
   if (!Array.isArray(dream?.frames)) throw new Error("not a saved dream");
   const found = (value) => `'${String(value).slice(0, 40)}'`;
   if (dream.format !== FORMAT) {
@@ -39,16 +40,19 @@ export function check(dream, { actions, strategies, scenes, max_seed, model }) {
 }
 
 /** The address of a page that plays a dream. */
-export function linkOf({ scene, seed, frames }, about) {
+export function linkOf({scene, seed, frames}, about) {
   if (!about.scenes.includes(scene)) {
     throw new Error("a dream that begins in a picture of your own has no link: save it");
   }
   const runs = [];
-  for (const { action, controls: { strategy, temperature, top_p }, engine } of frames) {
+  for (const {action, controls: {strategy, temperature, top_p}, engine} of frames) {
     const known = about.actions.indexOf(action); // else it joins several words
-    const choice = [known < 0 ? action : known, strategy, temperature, top_p, ...(engine ? [engine] : [])];
-    if (runs.length && String(runs.at(-1).slice(1)) === String(choice)) runs.at(-1)[0]++;
-    else runs.push([1, ...choice]);
+    const choice =
+      [known < 0 ? action : known, strategy, temperature, top_p, ...(engine ? [engine] : [])];
+    if (runs.length && String(runs.at(-1).slice(1)) === String(choice))
+      runs.at(-1)[0]++;
+    else
+      runs.push([1, ...choice]);
   }
   const dream = [about.scenes.indexOf(scene), seed, runs, frames.at(-1)?.checksum];
   const base64 = btoa(JSON.stringify(dream));
@@ -71,7 +75,7 @@ export function dreamOfAddress(about) {
       return Array(Math.min(count, MAX_FRAMES)).fill(frame);
     });
     // of the last frame, which depends on all
-    if (frames.length) frames.push({ ...frames.pop(), checksum });
+    if (frames.length) frames.push({...frames.pop(), checksum});
     dream = dreamOf(about, scene, seed, frames);
   } catch {} // what is none is said by whoever reads it
   return new Blob([JSON.stringify(dream)]);

@@ -1,11 +1,21 @@
 // Keys and touch buttons to the model's actions. What is pressed longest ago gives way first.
 
-const PLACES = { forward: "forward", up: "forward", left: "left", turn_left: "left", back: "back", backward: "back", down: "back", right: "right", turn_right: "right" };
+const PLACES = {
+  forward: "forward",
+  up: "forward",
+  left: "left",
+  turn_left: "left",
+  back: "back",
+  backward: "back",
+  down: "back",
+  right: "right",
+  turn_right: "right",
+};
 
 export class Keyboard {
   /** changed(action, isPress): something else is pressed */
   constructor(pad, words, changed) {
-    Object.assign(this, { pad, words, changed, held: [], action: null, buttons: new Map() });
+    Object.assign(this, {pad, words, changed, held: [], action: null, buttons: new Map()});
     addEventListener("keydown", (event) => this.#key(event, true));
     addEventListener("keyup", (event) => this.#key(event, false));
     addEventListener("blur", () => this.release());
@@ -15,7 +25,8 @@ export class Keyboard {
   use(layout) {
     this.layout = layout;
     this.byKey = new Map();
-    for (const [word, keys] of Object.entries(layout.keys)) for (const key of keys) this.byKey.set(key, word);
+    for (const [word, keys] of Object.entries(layout.keys))
+      for (const key of keys) this.byKey.set(key, word);
     this.joined = new Map(layout.joined.map((name) => [name.split("+").sort().join("+"), name]));
     this.held = [];
     this.action = layout.idle;
@@ -27,7 +38,8 @@ export class Keyboard {
   /** Letters stand elsewhere on other keyboards, such as the French one. */
   #label(map) {
     for (const [word, button] of this.buttons) {
-      const cap = (key) => (key.startsWith("Key") && map.get(key)?.toUpperCase()) || this.layout.labels[key];
+      const cap = (key) =>
+        (key.startsWith("Key") && map.get(key)?.toUpperCase()) || this.layout.labels[key];
       button.firstElementChild.textContent = this.layout.keys[word].map(cap).join(" ") || "·";
     }
   }
@@ -99,7 +111,7 @@ export class Keyboard {
     const words = [...this.buttons.keys()];
     const walking = words.filter((word) => PLACES[word]);
     const walks = Object.fromEntries(walking.map((word) => [PLACES[word], word]));
-    return { walks, others: words.filter((word) => !PLACES[word]) };
+    return {walks, others: words.filter((word) => !PLACES[word])};
   }
 
   press(word, down) {

@@ -1,21 +1,30 @@
-// The page of `diagd play`: what comes from the engine is shown, what is done here is said to it. The
-// engine is a server, or this browser itself where the page was written by `diagd export-web`.
+// The page of `diagd play`: what comes from the engine is shown, what is done here is said to it.
+// The engine is a server, or this browser itself where the page was written by `diagd export-web`.
 
-import { Browser, MAX_THREADS } from "./browser.js";
-import { Connection } from "./connection.js";
-import { dreamOfAddress, linkOf } from "./dream.js";
-import { useGamepad } from "./gamepad.js";
-import { Keyboard } from "./keyboard.js";
-import { Readings } from "./readings.js";
-import { TokenGrid } from "./token-grid.js";
+import {Browser, MAX_THREADS} from "./browser.js";
+import {Connection} from "./connection.js";
+import {dreamOfAddress, linkOf} from "./dream.js";
+import {useGamepad} from "./gamepad.js";
+import {Keyboard} from "./keyboard.js";
+import {Readings} from "./readings.js";
+import {TokenGrid} from "./token-grid.js";
 
 const $ = (id) => document.getElementById(id);
 const stage = $("stage").getContext("2d");
 const grid = new TokenGrid($("grid"), $("grid-caption"));
 const readings = new Readings($("bars"));
-globalThis.diagd = { readings }; // for whoever drives this page by a script (runs/play.py)
+globalThis.diagd = {readings}; // for whoever drives this page by a script (runs/play.py)
 const SLOW = 2; // frames a second below which the page says what would be faster
-const state = { scene: 0, session: 0, paused: false, recording: false, recorded: 0, seed: 0, inputs: 0, pressed: 0 };
+const state = {
+  scene: 0,
+  session: 0,
+  paused: false,
+  recording: false,
+  recorded: 0,
+  seed: 0,
+  inputs: 0,
+  pressed: 0,
+};
 let about = null; // what the engine said when it let us in
 let controls = null;
 let drawing = Promise.resolve(); // frames are drawn one after the other
@@ -51,7 +60,7 @@ function welcome(message) {
   const before = about;
   if (before && state.recording) download("video"); // of the dream that was lost
   about = message;
-  controls ??= { ...message.controls };
+  controls ??= {...message.controls};
   state.recording = false;
   state.recorded = state.pressed = 0;
   readings.forget();
@@ -81,7 +90,7 @@ async function drawFrame(header, coming) {
     grid.show(image, header);
     image.close();
   }
-  connection.send({ type: "seen", frame: header.frame });
+  connection.send({type: "seen", frame: header.frame});
   if (header.session_number !== state.session) {
     state.session = header.session_number;
     readings.forget();
@@ -130,14 +139,17 @@ function showPace() {
   $("hud-fps").hidden = !fps && !state.paused;
   $("hud-fps").textContent = fps ? `${digits} frames/s` : "paused";
   $("fps").textContent = fps ? digits : "-";
-  if (fps && fps < SLOW) showFaster();
-  else if (fps > 1.5 * SLOW || !fps) $("faster").hidden = true;
+  if (fps && fps < SLOW)
+    showFaster();
+  else if (fps > 1.5 * SLOW || !fps)
+    $("faster").hidden = true;
 }
 
 /** What would make this world faster here, of what is not done yet. */
 function showFaster() {
   const ways = [];
-  if (controls.strategy !== "k=1" && about.strategies.some(([name]) => name === "k=1")) ways.push("the strategy k=1");
+  if (controls.strategy !== "k=1" && about.strategies.some(([name]) => name === "k=1"))
+    ways.push("the strategy k=1");
   if (controls.paced) ways.push("another pace");
   if (isHere) ways.push(...waysHere());
   const said = `A frame takes a while here. Faster: ${ways.join(", or ")}.`;
@@ -177,7 +189,13 @@ function figure(id, number, unit) {
 }
 
 function setState(name, message) {
-  const words = { live: "live", new: "connecting", lost: "not connected", waiting: "waiting for a place", ended: "ended" };
+  const words = {
+    live: "live",
+    new: "connecting",
+    lost: "not connected",
+    waiting: "waiting for a place",
+    ended: "ended",
+  };
   $("state").textContent = words[name];
   if (name !== "live") readings.forget();
   $("dot").className = `dot ${name === "live" ? "on" : "off"}`;
@@ -202,12 +220,12 @@ function setPaused(paused) {
   grid.pause(paused);
   readings.forget();
   showPace();
-  connection.send({ type: "pause", paused });
+  connection.send({type: "pause", paused});
 }
 
 function adjust(changes) {
   Object.assign(controls, changes);
-  connection.send({ type: "adjust", ...controls });
+  connection.send({type: "adjust", ...controls});
   showControls();
 }
 
@@ -223,7 +241,8 @@ function showControls() {
     button.setAttribute("aria-pressed", button.dataset.strategy === controls.strategy);
   }
   $("temperature").value = controls.temperature;
-  $("temperature-value").textContent = controls.temperature ? controls.temperature.toFixed(2) : "0, greedy";
+  $("temperature-value").textContent =
+    controls.temperature ? controls.temperature.toFixed(2) : "0, greedy";
   $("top-p").value = controls.top_p;
   $("top-p").disabled = controls.temperature === 0;
   $("top-p-value").textContent = controls.top_p.toFixed(2);
@@ -276,7 +295,7 @@ function begin(scene, seed) {
   if (scene !== null) state.scene = scene;
   setPaused(false);
   showScene();
-  connection.send({ type: "begin", scene, seed });
+  connection.send({type: "begin", scene, seed});
 }
 
 const newSeed = () => Math.floor(Math.random() * 2 ** 20);
@@ -295,7 +314,7 @@ function setRecording(on) {
   if (state.recording === on) return;
   if (!can("record")) return toast("This browser records no video.", true);
   state.recording = on;
-  connection.send({ type: "record", on });
+  connection.send({type: "record", on});
   if (!on) download("video");
   showRecording(0);
 }
@@ -340,8 +359,10 @@ async function share() {
   if (!link) return;
   history.replaceState(null, "", link);
   const copied = await navigator.clipboard?.writeText(link).then(() => true, () => false);
-  if (copied) toast("A link to this dream is copied: it plays it again, frame for frame.");
-  else toast("The address of this page is now a link to this dream.");
+  if (copied)
+    toast("A link to this dream is copied: it plays it again, frame for frame.");
+  else
+    toast("The address of this page is now a link to this dream.");
 }
 
 async function upload(file) {
@@ -419,8 +440,8 @@ $("again").onclick = () => {
   connection.open();
   stage.canvas.focus();
 };
-$("temperature").oninput = (event) => adjust({ temperature: Number(event.target.value) });
-$("top-p").oninput = (event) => adjust({ top_p: Number(event.target.value) });
+$("temperature").oninput = (event) => adjust({temperature: Number(event.target.value)});
+$("top-p").oninput = (event) => adjust({top_p: Number(event.target.value)});
 $("paced").onchange = (event) => {
   adjust({ paced: event.target.value === "on" });
   event.target.blur();

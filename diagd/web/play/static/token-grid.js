@@ -7,19 +7,19 @@ const REDRAW_MS = 45;
 
 export class TokenGrid {
   constructor(canvas, caption) {
-    Object.assign(this, { canvas, caption, paused: false, header: null, colours: [] });
+    Object.assign(this, {canvas, caption, paused: false, header: null, colours: []});
     this.still = matchMedia("(prefers-reduced-motion: reduce)");
     this.small = new OffscreenCanvas(1, 1);
   }
 
   use([rows, columns]) {
-    Object.assign(this, { rows, columns, colours: [], before: [], header: null });
+    Object.assign(this, {rows, columns, colours: [], before: [], header: null});
     this.small.width = columns;
     this.small.height = rows;
   }
 
   show(image, header) {
-    const context = this.small.getContext("2d", { willReadFrequently: true });
+    const context = this.small.getContext("2d", {willReadFrequently: true});
     context.imageSmoothingQuality = "high";
     context.drawImage(image, 0, 0, this.columns, this.rows);
     const pixels = context.getImageData(0, 0, this.columns, this.rows).data;
@@ -42,7 +42,8 @@ export class TokenGrid {
   pause(paused) {
     this.paused = paused;
     this.since = performance.now();
-    if (paused && this.header) this.caption.textContent = "paused: the last frame being written, slowly";
+    if (paused && this.header)
+      this.caption.textContent = "paused: the last frame being written, slowly";
     this.#draw();
   }
 
@@ -50,10 +51,10 @@ export class TokenGrid {
   #draw() {
     clearTimeout(this.next);
     if (!this.colours.length) return;
-    const { canvas, rows, columns } = this;
+    const {canvas, rows, columns} = this;
     const width = Math.round(canvas.clientWidth * devicePixelRatio);
     const height = Math.round(canvas.clientHeight * devicePixelRatio);
-    if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+    if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, {width, height});
     const context = canvas.getContext("2d");
     context.clearRect(0, 0, width, height);
     const newest = this.#newestStep();
@@ -87,7 +88,7 @@ export class TokenGrid {
   /** The step that is being shown now. */
   #newestStep() {
     if (!this.header || this.still.matches) return Infinity;
-    const { steps, decode_ms } = this.header;
+    const {steps, decode_ms} = this.header;
     const passed = performance.now() - this.since;
     if (this.paused) return Math.floor(passed / SLOW_MS) % (steps + 20);
     const newest = Math.floor(passed / (decode_ms / steps));

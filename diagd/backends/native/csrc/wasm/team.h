@@ -1,5 +1,5 @@
-// Threads in a browser: workers that share the memory, each in `serve` for as long as the page lives.
-// Nobody makes a thread here; a worker of the page does (diagd/web/play/static/worker.js).
+// Threads in a browser: workers that share the memory, each in `serve` for as long as the page
+// lives. Nobody makes a thread here; a worker of the page does (diagd/web/play/static/worker.js).
 #pragma once
 
 // Milliseconds, from whoever loaded the module.
