@@ -99,6 +99,10 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
                 raise ValueError(message.format(flag=flag, mode=mode.name, clips=self.clips))
         generated = lengths.frames - lengths.context_frames
         check_at_least(lengths, num_clips=1, context_frames=1, frames=lengths.context_frames + 1)
+        if self.save_videos and self.out.resolve().is_relative_to(self.clips.resolve()):
+            raise ValueError(
+                f"out must be outside of {self.clips}: saved videos would be clips of it"
+            )
         self._check_metrics(generated)
         for strategy in self.strategies():
             if mode is LIKELIHOOD and not strategy.has_schedule:

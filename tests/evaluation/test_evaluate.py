@@ -224,6 +224,12 @@ def test_bad_options_are_refused_before_anything_is_written(flags, message, eval
     assert not (tmp_path / "out").exists()
 
 
+def test_videos_are_not_saved_among_the_clips(evaluate, clips):
+    outcome = evaluate("--save-videos", "--out", clips / "later" / "out")
+    outcome.assert_refused("out must be outside of .*: saved videos would be clips of it")
+    assert not (clips / "later").exists()
+
+
 def test_a_clip_that_is_too_short_is_named_before_anything_is_measured(evaluate, tmp_path, clips):
     folder = shutil.copytree(clips, tmp_path / "mixed")
     evaluate("--num-clips", 3, "--clips", folder)
