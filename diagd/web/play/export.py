@@ -80,7 +80,7 @@ def pack(options: WorldFlags) -> dict[str, bytes]:
     where = world.height, world.width, config.vocab_size, torch.device("cpu")
     play = Play(
         [(tokens[0], len(grids)) for tokens, grids in prompts],
-        world.action_ids(codec.names, len(codec.names), "frame")[0],
+        world.ids_of(codec.names)[0],
         [one.schedule(grid) for one in strategies],
         world.window(context_frames)[0],
         ValidRanges.resolve(sampling.valid_range, *where),
@@ -108,5 +108,5 @@ def pack(options: WorldFlags) -> dict[str, bytes]:
         **({"world/README.md": card.read_bytes()} if card.is_file() else {}),
         **{f"world/{name}": content for name, content in gpu.items()},
         f"world/{WORLD_FILE}": packed,
-        f"world/{MANIFEST}": to_json(manifest),
+        f"world/{MANIFEST}": to_json(manifest).encode(),
     }

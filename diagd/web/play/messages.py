@@ -1,8 +1,8 @@
 """All messages between a page and its server, as types: their fields are those of the JSON.
 
-What a page sends (`PageMessage`) is checked here, and nowhere else. What it is sent is a
-`ServerMessage` on its socket, an `Answer` to an upload, or, where the browser is the engine, the
-`Manifest` of the world. Times are in milliseconds.
+What a page sends (`PageMessage`, of at most 1024 characters) is checked here, and nowhere else.
+What it is sent is a `ServerMessage` on its socket, an `Answer` to an upload, or, where the browser
+is the engine, the `Manifest` of the world. Times are in milliseconds.
 """
 
 import dataclasses
@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
-from pydantic_core import to_json
 
 from diagd.data.actions import ActionCodec
+from diagd.decoding.strategies.table import Strategy
 from diagd.web.guard import STRICT, read_json
 from diagd.web.play.session import Action, Controls
 
@@ -25,7 +25,7 @@ MAX_MESSAGE_BYTES = 1024
 class Act:
     """A key went down or up: what is pressed now. `id` counts up and is echoed by the frame."""
 
-    action: Action
+    action: Action  # of `World.actions`, or words of them joined by `+` where these combine
     id: int
     type: Literal["act"] = "act"
 
@@ -49,8 +49,8 @@ class Adjust(Settings):
 class Begin:
     """Start anew: from a scene, or (None) from where this session began."""
 
-    scene: int | None
-    seed: int
+    scene: int | None  # place in `World.scenes`
+    seed: int  # in [0, `World.max_seed`)
     type: Literal["begin"] = "begin"
 
 
@@ -74,14 +74,12 @@ class Record:
 class Seen:
     """The page has drawn this frame."""
 
-    frame: int
+    frame: int  # that of its `Header`
     type: Literal["seen"] = "seen"
 
 
 PageMessage = Act | Adjust | Begin | Pause | Record | Seen
-_MESSAGES: TypeAdapter[PageMessage] = TypeAdapter(
-    Annotated[PageMessage, Field(discriminator="type")]
-)
+_MESSAGES = TypeAdapter[PageMessage](Annotated[PageMessage, Field(discriminator="type")])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,9 +238,16 @@ def parse(text: str, codec: ActionCodec) -> PageMessage:
     return message
 
 
-def pack(header: Header, picture: bytes) -> bytes:
+def to_json(message: ServerMessage | Manifest) -> str:
+    def plain(value: Any) -> Any:
+        return value.name if isinstance(value, Strategy) else vars(value)
+
+    return json.dumps(message, default=plain, separators=(",", ":"))
+
+
+def pack(header: Start | Frame, picture: bytes) -> bytes:
     """Pack a binary message: 4 bytes, the header's length (big-endian); the header; a JPEG."""
-    text = to_json(header)
+    text = to_json(header).encode()
     return len(text).to_bytes(4) + text + picture
 
 

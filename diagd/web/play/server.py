@@ -42,9 +42,10 @@ from diagd.web.play.export import STATIC
 from diagd.web.play.export import pack as pack_world
 from diagd.web.play.messages import (
     MAX_MESSAGE_BYTES,
-    Header,
+    Frame,
     Refused,
     Replaying,
+    Start,
     Uploaded,
     pack,
     parse,
@@ -279,7 +280,7 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
         await socket.accept()
         if (player := scheduler.join()) is None:
             refused = Refused("Even the line is full. This page tries again by itself.")
-            await socket.send_text(to_json(refused).decode())
+            await socket.send_text(to_json(refused))
             await socket.close(TRY_LATER)
             return
         try:
@@ -301,11 +302,11 @@ async def _send(socket: WebSocket, player: Player) -> None:
         await asyncio.sleep(0)  # a line that broke is heard of, before more is written to it
         note = await player.outbox.get()
         started = time.perf_counter()
-        if isinstance(header := note.message, Header):
-            await socket.send_bytes(pack(header, note.picture))
+        if isinstance(note.message, Start | Frame):
+            await socket.send_bytes(pack(note.message, note.picture))
             player.send_ms = (time.perf_counter() - started) * 1e3
         else:
-            await socket.send_text(to_json(note.message).decode())
+            await socket.send_text(to_json(note.message))
         if note.code is not None:
             await socket.close(note.code)
             return
