@@ -123,6 +123,8 @@ def test_the_page_sends_each_kind_of_message_with_its_fields():
 def test_a_world_in_the_browser_is_told_what_a_server_is():
     told = set(re.findall(r'case "(\w+)":', script("worker.js")))
     assert told == kinds(PageMessage).keys() - {"record"} | {"log"}  # the page records by itself
+    written = set(re.findall(r"(\w+)[:,]", script("worker.js") + script("browser.js")))
+    assert {field.name for kind in (Start, Frame) for field in fields(kind)} <= written
 
 
 def test_the_page_reads_the_fields_that_messages_have():

@@ -362,7 +362,7 @@ function begin() {
     due: 0,
   });
   state.sessions++;
-  send({begun: true, scene, ms: performance.now() - started, encode_ms: 0});
+  send({begun: true, scene, decode_ms: performance.now() - started, encode_ms: 0});
 }
 
 async function advance() {
