@@ -46,11 +46,13 @@ class _Threads:
     """PyTorch's number of threads, which each computing thread has; new ones inherit the last."""
 
     def __init__(self) -> None:
-        self.limit = self.number = torch.get_num_threads()
+        self.max_threads = self.number = torch.get_num_threads()
         self.neighbours, self.looked = Neighbours(), time.monotonic()
         # PyTorch's own defaults
         alone = len(self.neighbours.cores), os.cpu_count(), psutil.cpu_count(logical=False)
-        self.is_chosen = self.limit not in alone or not os.environ.keys().isdisjoint(_CHOSEN_BY)
+        self.is_chosen = self.max_threads not in alone or not os.environ.keys().isdisjoint(
+            _CHOSEN_BY
+        )
         self.process = os.getpid()  # PyTorch's threads do not survive a fork
         self.here = threading.local()
 
@@ -60,13 +62,13 @@ class _Threads:
         if self.is_chosen or now < getattr(here, "due", 0.0):
             return
         here.due, found = now + LOOK_S, torch.get_num_threads()
-        ours = (here.number,) if hasattr(here, "number") else (self.limit, self.number)
+        ours = (here.number,) if hasattr(here, "number") else (self.max_threads, self.number)
         if found not in ours or os.getpid() != self.process:
             here.due = float("inf")
             return
         if now - self.looked >= LOOK_S:  # otherwise another thread just measured
             free = len(self.neighbours.cores) * (1 - self.neighbours.share())
-            self.number = min(self.limit, usable_cores(), max(1, int(free + 0.5)))
+            self.number = min(self.max_threads, usable_cores(), max(1, int(free + 0.5)))
             self.looked = now
         if found != self.number:
             torch.set_num_threads(self.number)
@@ -75,7 +77,7 @@ class _Threads:
     def when_idle(self) -> int:
         """Return the number of PyTorch's threads on an otherwise idle machine."""
         found = torch.get_num_threads()
-        return self.limit if not self.is_chosen and found == self.number else found
+        return self.max_threads if not self.is_chosen and found == self.number else found
 
     def origin(self) -> str:
         """Return, in words, what set the number."""
