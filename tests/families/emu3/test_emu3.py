@@ -262,7 +262,7 @@ def test_what_users_get_wrong_is_said_in_one_line(folder, world, command, tmp_pa
         ValueError, match="text must be a non-empty string for this model, got Tensor"
     ):
         world.generate(text=torch.zeros(1, 2, 3))
-    with pytest.raises(ValueError, match="text must be one, or 1 of a batch, got 2"):
+    with pytest.raises(ValueError, match="text must be one, or a list of 1, got 2"):
         world.generate(text=[TEXT, ""])  # a guidance pair is not a batch
     with pytest.raises(ValueError, match="not a stream: call generate"):
         world.start(None)
