@@ -1,6 +1,7 @@
-"""The released families that diagd knows, one line each; a checkpoint is the first one's to fit.
+"""The released families that diagd supports, one line each; the first match wins.
 
-Packages add their own behind these: an entry point of the group `diagd.families` names a `Family`.
+Installed packages add families after these: an entry point of the group `diagd.families` names a
+`Family`.
 """
 
 from importlib.metadata import entry_points
@@ -21,13 +22,13 @@ from diagd.files import MISFITS, naming
 OURS: tuple[Family, ...] = (
     WHAM,
     IRIS,
-    LLAMAGEN,  # before Cosmos, whose tensors are called alike
+    LLAMAGEN,  # before Cosmos, which has the same tensor names
     LLAMAGEN_T2I,
     COSMOS,
     JANUS,
-    RYNNVLA,  # a WorldVLA by its class's name
-    WORLDVLA,  # a Chameleon by its tensors
-    CHAMELEON,  # before MineWorld, whose tensors are called alike
+    RYNNVLA,  # a WorldVLA, by its class name
+    WORLDVLA,  # a Chameleon, by its tensors
+    CHAMELEON,  # before MineWorld, which has the same tensor names
     EMU3,
     GLM_IMAGE,
     MINEWORLD,

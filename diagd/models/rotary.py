@@ -1,6 +1,6 @@
 """Rotary positions: one number, (row, column) or (frame, row, column).
 
-In 2-D, keys and queries of what stands in no row (prefix and actions) are zero, as in LlamaGen.
+In 2-D, keys and queries outside of rows (prefix and actions) are zero, as in LlamaGen.
 """
 
 import math
@@ -18,12 +18,12 @@ _YARN_BETAS = 1, 4  # slow and fast, the values of the released Cosmos configs
 def grid_coordinates(
     config: ModelConfig, positions: Tensor, sections: Sequence[Section] | None = None
 ) -> Tensor | None:
-    """Return (3, ...) int64 frame, row, column of positions (...); None for a model on no grid.
+    """Return (3, ...) int64 frame, row, column of positions (...); None for a model without grid.
 
-    Action tokens are at row -1 of the frame they precede, their index being the column; the prefix
-    is at (0, 0, 0). In 2-D the first frame has actions, too, at (-1, -1, -1) as the prefix is.
-    Frames are counted through all sections; each has rows and columns of its own. Of mrope, all as
-    in `shared_coordinates`, without sections a text.
+    Action tokens are at row -1 of the frame they precede, with their index as column; the prefix is
+    at (0, 0, 0). In 2-D the first frame has actions too, at (-1, -1, -1) like the prefix. Frames
+    are numbered through all sections, and each has its own rows and columns. For mrope see
+    `shared_coordinates`; without sections all tokens are text.
     """
     if not config.on_grid:
         return None
@@ -49,11 +49,11 @@ def grid_coordinates(
 
 
 def shared_coordinates(positions: Tensor, sections: Sequence[Section]) -> Tensor:
-    """Return (3, ...) int64 of positions (...) as Qwen-VL counts them.
+    """Return (3, ...) int64 coordinates of positions (...), counted as in Qwen-VL.
 
-    A text's token is at (p, p, p), one further than what is before it. A frame's tokens share
-    their first number p, to which rows and columns are added; behind it, p has grown by its longer
-    side.
+    A text token is at (p, p, p), with p one above the token before it. The tokens of a frame share
+    their first number p, to which their row and column are added; after it, p has grown by the
+    longer side of the frame.
     """
     coordinates, saved = positions.expand(3, *positions.shape), 0
     for section in sections:
@@ -69,7 +69,7 @@ def shared_coordinates(positions: Tensor, sections: Sequence[Section]) -> Tensor
 
 
 def rotary_frequencies(config: ModelConfig, size: int, original_extent: int) -> Tensor:
-    """Return (size / 2,) float32: rope_step * theta^(-2i/size), stretched by YaRN if asked for."""
+    """Return (size / 2,) float32: rope_step * theta^(-2i/size), stretched by YaRN if enabled."""
     exponents = torch.arange(0, size, 2, device="cpu").float() / size
     frequencies = config.rope_step * config.rope_theta**-exponents
     if config.yarn_factor == 1.0:
@@ -80,22 +80,22 @@ def rotary_frequencies(config: ModelConfig, size: int, original_extent: int) -> 
 
 
 def rotary_frequencies_3d(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """Return radians a frame, and radians a row or column."""
+    """Return radians per frame, and radians per row or column."""
     space_dim = config.head_dim // 6 * 2
     time = rotary_frequencies(config, config.head_dim - 2 * space_dim, config.yarn_frames)
     return time, rotary_frequencies(config, space_dim, config.yarn_height)
 
 
 class Waves(nn.Module):
-    """How fast waves turn, and by what."""
+    """Frequencies, and the coordinate that each one uses."""
 
     frequencies: Tensor  # (n,) float64, radians for each coordinate
-    axes: Tensor  # (n,) int64, which coordinate: the position, or frame, row or column
+    axes: Tensor  # (n,) int64, index of the coordinate: the position, or frame, row or column
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
         super().__init__()
         axes = [torch.full((len(part),), axis, device="cpu") for axis, part in enumerate(parts)]
-        # buffers, so that whoever shards a model over devices finds them as well
+        # buffers, so that code that shards a model finds them
         self.register_buffer("frequencies", torch.cat(list(parts)).double(), persistent=False)
         self.register_buffer("axes", torch.cat(axes), persistent=False)
 
@@ -136,7 +136,7 @@ class Rotary(Waves):
         if coordinates is None or self.config.position == "rope":
             coordinates = positions[None]
         coordinates = coordinates.movedim(0, -1)
-        # within max_positions float32 products, as in training; what whole multiples add in float64
+        # within max_positions float32 products, as in training; whole multiples of it in float64
         length = self.config.max_positions
         times = torch.div(coordinates, length, rounding_mode="trunc")
         within = (coordinates - times * length)[..., self.axes].float() * self.frequencies.float()
@@ -160,7 +160,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class PositionTable(Waves):
     """Sines and cosines of frame, row and column, added to the stream (Cosmos V2W), in bfloat16."""
 
-    order: Tensor  # (hidden_size,) int64: sines, then cosines of a coordinate, then the next one's
+    order: Tensor  # (hidden_size,) int64: sines, then cosines, coordinate by coordinate
 
     def __init__(self, config: ModelConfig) -> None:
         space_dim = config.hidden_size // 6 * 2
