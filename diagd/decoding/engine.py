@@ -325,12 +325,12 @@ class Stream:
 
     @property
     def before(self) -> FrameFormat | None:
-        """The format of the frame that stands right before the first one of ours."""
+        """The format of the frame right before the first one of the current format, if any."""
         found = (one.frame for one in self.sections[:-1] if one.end == self.sections[-1].start)
         return next(found, None)
 
     def coordinates(self, positions: Tensor) -> Tensor | None:
-        """Return what positions (sequences, n) turn by, (3, sequences, n), of models on a grid."""
+        """Return coordinates (3, sequences, n) of positions (sequences, n), if there are any."""
         each = [
             self.model.coordinates(row, [one.moved(by) for one in self.sections])
             for row, by in zip(positions, self.shifts, strict=True)
