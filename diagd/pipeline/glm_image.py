@@ -6,7 +6,6 @@ VAE paint what the tokens say. A folder is the release's: a pipeline of diffuser
 """
 
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from diagd.backends.devices import device_of
-from diagd.checks import whole
+from diagd.checks import read_size, whole
 from diagd.console import make_console, print_records, progress, waiting
 from diagd.data.video import read_video, write_image
 from diagd.decoding.generate_tokens import GenerationStats, generate_grids
@@ -368,7 +367,7 @@ def draw_pictures(options: GenerateOptions) -> dict[str, Any]:
     check_text(options.text)
     if options.dtype in ("fastest", "int8"):
         raise ValueError(f"dtype of GLM-Image must be auto or a float's, got {options.dtype}")
-    size_px = read_size(options.size) if options.size else SIZE_PX
+    size_px = read_size(options.size, "size", "1024x1024") if options.size else SIZE_PX
     formats = grids_of(*size_px)
     sources = [] if options.prompt is None else [read_video(options.prompt, last=1).frames]
     formats = formats[len(sources) :]
@@ -413,10 +412,3 @@ def draw_pictures(options: GenerateOptions) -> dict[str, Any]:
     written, is_painted = list(map(str, paths)), pictures.painter is not None
     files = {"pictures": written if is_painted else None, "tokens": None if is_painted else written}
     return {"output": written[0], **files, "runs": [run]}
-
-
-def read_size(text: str) -> tuple[int, int]:
-    """Read a text HEIGHTxWIDTH of pixels, such as 1024x1152, or raise ValueError."""
-    if not (match := re.fullmatch(r"(\d{1,6})x(\d{1,6})", text.strip(), flags=re.ASCII)):
-        raise ValueError(f"size must look like HEIGHTxWIDTH (for example 1024x1024), got {text!r}")
-    return int(match[1]), int(match[2])

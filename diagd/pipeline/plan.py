@@ -6,9 +6,9 @@ diagd plan --grid 3x40x64 --strategy zipar=4
 diagd plan --grid 1x32x32 -k 1 --before 16x16 --lanes --json
 """
 
-import re
 from typing import Any
 
+from diagd.checks import read_size
 from diagd.console import make_console
 from diagd.decoding.schedule import FrameFormat, TokenGrid, make_plan
 from diagd.families.defaults import GenerationDefaults
@@ -41,13 +41,8 @@ def main(options: PlanOptions) -> dict[str, Any]:
     if not options.lanes:
         return report
     frame = FrameFormat(grid.height, grid.width)
-    layout = frame.layout(grid.num_frames, before=_before(options.before))
+    text, before = options.before, None
+    if text is not None:
+        before = FrameFormat(*read_size(text, "before", "16x16"))
+    layout = frame.layout(grid.num_frames, before=before)
     return report | make_plan(schedule, layout, pad=False).as_data()
-
-
-def _before(text: str | None) -> FrameFormat | None:
-    if text is None:
-        return None
-    if not (match := re.fullmatch(r"(\d{1,6})x(\d{1,6})", text)):
-        raise ValueError(f"before must look like HxW (for example 16x16), got {text!r}")
-    return FrameFormat(int(match[1]), int(match[2]))

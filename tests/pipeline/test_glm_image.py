@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import diagd
 from diagd.data.video import read_video
-from diagd.pipeline.glm_image import GlmImage, grids_of, read_size
+from diagd.pipeline.glm_image import GlmImage, grids_of
 from tests.pipeline.glm_image import (
     CODES,
     END,
@@ -254,7 +254,3 @@ def test_another_pipeline_is_refused(tmp_path):
     (tmp_path / "other" / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
     with pytest.raises(ValueError, match=r"model_index.json of GlmImagePipeline, got FluxPipeline"):
         GlmImage.from_pretrained(tmp_path / "other")
-
-
-def test_a_size_is_read():
-    assert read_size(" 1024x1152 ") == (1024, 1152)

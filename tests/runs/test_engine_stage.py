@@ -69,4 +69,4 @@ def test_the_command_tells_what_a_plan_is(command):
     # row 0 goes on from its own token; row 1 begins with the preview's at (1, 0), scaled
     assert step == {"positions": [1, 7], "inputs": [1, -12], "outputs": [2, 8]}
     refused = command("plan", "--grid", "1x6x8", "--before", "3", "--lanes")
-    refused.assert_refused(r"before must look like HxW \(for example 16x16\), got '3'")
+    refused.assert_refused(r"before must look like HEIGHTxWIDTH \(for example 16x16\), got '3'")
