@@ -1,8 +1,8 @@
 """Janus and Chameleon in miniature in our own decoder, against their classes in transformers."""
 
 import json
+import shutil
 from copy import deepcopy
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from tests.models.test_image_models import (
     RANGES,
     chameleon_words,
     janus_processor,
+    own_images,
     own_logits,
     prompts,
 )
@@ -99,32 +100,6 @@ def test_logits_are_those_of_the_class(name, folders):
     assert expected.std() > 1
 
 
-@cache
-def images_of_the_class(name, guided):
-    """What its own loop generates, as our ids."""
-    given, unconditional = prompts()
-    if name == "janus":
-        tokens = architecture(name).generate(
-            given,
-            attention_mask=torch.ones_like(given),
-            generation_mode="image",
-            guidance_scale=SCALE,
-            do_sample=False,
-        )
-        return tokens
-    freed = deepcopy(architecture(name))
-    freed.model.vocabulary_mapping.image_tokens = []  # a copy: its forward bans no id
-    tokens = freed.generate(
-        given,
-        attention_mask=torch.ones_like(given),
-        max_new_tokens=30,
-        do_sample=False,
-        prefix_allowed_tokens_fn=lambda *_: list(range(*RANGES[name])),
-        **({"guidance_scale": SCALE, "negative_prompt_ids": unconditional} if guided else {}),
-    )
-    return to_ours(name, tokens[:, given.shape[1] :])
-
-
 def images(name, model, schedule, guided, grid=None):
     given, unconditional = (to_ours(name, prompt) for prompt in prompts())
     if guided:
@@ -142,7 +117,8 @@ def images(name, model, schedule, guided, grid=None):
 )
 def test_raster_tokens_are_those_of_its_own_loop(name, guided, backend, folders):
     ours = images(name, prepared(folders, name, backend), "raster", guided)
-    expected = images_of_the_class(name, guided)
+    given, unconditional = prompts()
+    expected = to_ours(name, own_images(name, given, unconditional if guided else None))
     assert torch.equal(ours.flatten(1), expected)
     assert len(expected.unique()) > 3
 
@@ -304,33 +280,16 @@ def test_a_text_makes_the_image_of_the_class(folders, command, tmp_path):
     assert world.text is not None
     ids = world.text("a red house")
     assert torch.equal(to_theirs("janus", ids.prompt), prompt)
-    expected = architecture("janus").generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        generation_mode="image",
-        guidance_scale=5.0,
-        do_sample=False,
-    )
+    expected = to_ours("janus", own_images("janus", prompt, scale=5.0))
     image = world.generate(text="a red house", strategy="raster", sampling=diagd.SamplingOptions())
     assert torch.equal(image.tokens.flatten(1), expected)
     assert len(expected.unique()) > 3
-    flags = (
-        "--text",
-        "a red house",
-        "--temperature",
-        0,
-        "--strategy",
-        "raster",
-        "--dtype",
-        "float32",
-    )
-    assert command("convert", folders["janus"], tmp_path / "ours").code == 0
-    for number, folder in enumerate((folders["janus"], tmp_path / "ours")):
-        picture = tmp_path / f"{number}.png"
-        outcome = command("generate", "--model", folder, *flags, "--output", picture, "--json")
-        assert outcome.code == 0, outcome.err
-        with Image.open(picture) as written:
-            assert torch.equal(torch.tensor(list(written.tobytes())), image.frames.flatten())
+    base = "--model", folders["janus"], "--text", "a red house", "--dtype", "float32"
+    flags = "--temperature", 0, "--strategy", "raster", "--output", tmp_path / "0.png"
+    outcome = command("generate", *base, *flags)
+    assert outcome.code == 0, outcome.err
+    with Image.open(tmp_path / "0.png") as written:
+        assert torch.equal(torch.tensor(list(written.tobytes())), image.frames.flatten())
 
 
 def test_prompts_of_folders_under_deepseeks_names_need_no_template(folders, tmp_path):
@@ -356,19 +315,8 @@ def test_a_text_makes_the_image_of_chameleon(folders):
     assert prompt.tolist() == [[BOS, 34, 35, 36, IMAGE_START]]
     assert without.tolist() == [[BOS, IMAGE_START]]
     image = world.generate(text="a red house", strategy="raster", sampling=diagd.SamplingOptions())
-    freed: Any = deepcopy(architecture("chameleon"))
-    freed.model.vocabulary_mapping.image_tokens = []
-    size = image.tokens.numel()
-    expected = freed.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=size,
-        do_sample=False,
-        guidance_scale=3.0,
-        negative_prompt_ids=without,
-        prefix_allowed_tokens_fn=lambda *_: list(range(*RANGES["chameleon"])),
-    )
-    assert torch.equal(to_ours("chameleon", expected[:, -size:]), image.tokens.flatten(1))
+    expected = own_images("chameleon", prompt, without, 3.0, image.tokens.numel())
+    assert torch.equal(to_ours("chameleon", expected), image.tokens.flatten(1))
 
 
 @pytest.mark.proves("Chameleon", "picture")
@@ -453,33 +401,15 @@ def test_configs_that_do_not_fit_are_refused_in_one_line(name, edit, message, fo
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [{}, {"weight_map": {"a": "../b"}}, {"weight_map": {"a": 3}}])
-def test_an_index_names_files_beside_it(content, tmp_path):
-    index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="expected a weight_map that names files beside it"):
-        find_model(index)
-
-
 def test_chameleon_says_where_its_decoder_belongs(folders, tmp_path):
     architecture("chameleon").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"holds no decoder of images: put vqgan\.ckpt of Meta's"):
         load_parts(tmp_path)
 
 
-def copy_of(folder, tmp_path):
-    for file in folder.rglob("*"):
-        target = tmp_path / file.relative_to(folder)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if file.is_file():
-            target.write_bytes(file.read_bytes())
-    return tmp_path
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--frames", 3), "a text makes one image, got 3 frames: for several images give --images"),
         (("--guidance", "nan"), "guidance must be at least 0, got nan"),
         (("--guidance", -2), "guidance must be at least 0, got -2.0"),
         (("--guidance", "inf"), "scale must be a finite number of at least 0, got inf"),
@@ -510,7 +440,7 @@ def test_flags_that_do_not_fit_an_image_are_refused(
     ],
 )
 def test_a_tokenizer_of_another_model_is_refused(name, edit, message, folders, tmp_path):
-    folder = copy_of(folders[name], tmp_path)
+    folder = shutil.copytree(folders[name], tmp_path / "copy")
     if isinstance(edit, str):
         for file in ("tokenizer.json", "tokenizer_config.json"):
             (folder / file).write_bytes((folders[edit] / file).read_bytes())

@@ -1,6 +1,7 @@
 """RynnVLA-002 in miniature: Chameleon's class, asked for two images, as in its makers' code."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -42,12 +43,7 @@ WORDS = {word: 20 + place for place, word in enumerate(dict.fromkeys(SENTENCE_OF
 @pytest.fixture(scope="module")
 def folder(theirs, folder_of_one, tmp_path_factory):
     """That of WorldVLA with an action head, whose weights are read by nobody here."""
-    path = tmp_path_factory.mktemp("rynnvla")
-    for file in folder_of_one.rglob("*"):
-        target = path / file.relative_to(folder_of_one)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if file.is_file():
-            target.write_bytes(file.read_bytes())
+    path = shutil.copytree(folder_of_one, tmp_path_factory.mktemp("rynnvla") / "model")
     write_head(theirs, path, 7)
     config = json.loads((path / "config.json").read_text())
     config["architectures"] = ["ChameleonXLLMXForConditionalGeneration_ck_action_head"]
