@@ -287,29 +287,12 @@ def test_a_model_without_actions_dreams_without_them(generate, tmp_path):
         ),
         (("--actions", "left*x"), r"actions must look like forward\*8,left\*4"),
         (("--actions", "left*5"), r"expected 4 actions \(one a frame\), got 5"),
-        (("--actions", "walk.jsonl"), r"action file not found: walk\.jsonl"),
-        (("--prompt", "no.mp4"), r"video not found: no\.mp4"),
         (("--model", "nowhere"), r"no model at 'nowhere': expected a folder with config\.json and"),
         (("--model", "mc-ar-42m"), r"'mc-ar-42m' is a preset without weights"),
     ],
 )
 def test_bad_flags_are_refused(flags, message, refused):
     refused(message, *flags)
-
-
-def test_lags_are_refused_before_any_frame_is_dreamt(refused, monkeypatch):
-    def dream_nothing(*_args, **_kwargs):
-        raise AssertionError("a frame was dreamt")
-
-    monkeypatch.setattr("diagd.pipeline.generator.generate_tokens", dream_nothing)
-    refused(r"row_lag must be in \[1, width=5\], got 6", "--row-lag", 6)
-
-
-@pytest.mark.parametrize("given", [3, 5])
-def test_a_file_of_too_few_or_too_many_actions_is_refused(given, refused, tmp_path):
-    write_actions(tmp_path / "walk.jsonl", ["left"] * given)
-    message = rf"expected 4 actions \(one a frame\), got {given}"
-    refused(message, "--actions", tmp_path / "walk.jsonl")
 
 
 def test_a_prompt_with_another_number_of_actions_is_refused(refused, world, tmp_path):
