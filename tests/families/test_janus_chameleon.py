@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from transformers import ChameleonConfig, ChameleonForConditionalGeneration, JanusVQVAEConfig
+from transformers import (
+    ChameleonConfig,
+    ChameleonForConditionalGeneration,
+    JanusVQVAEConfig,
+    PreTrainedTokenizerFast,
+)
 from transformers.models.janus.modeling_janus import JanusVQVAEDecoder
 
 import diagd
@@ -152,7 +157,7 @@ def test_diagonals_are_those_of_the_oracle(name, guided, folders):
 @pytest.mark.parametrize("name", NAMES)
 def test_prices_are_those_of_a_decoder_without_a_cache(name, folders, command, tmp_path):
     if name == "chameleon":
-        _write_vqgan(folders[name])
+        write_vqgan(folders[name])
     check_prices(command, folders[name], tmp_path / "out", image_logits(name), "a red house")
 
 
@@ -165,7 +170,7 @@ def test_int8_keeps_close_to_float32(name, folders):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_converted_folder_is_the_same_model(name, folders, command, tmp_path):
     if name == "chameleon":
-        _write_vqgan(folders[name])
+        write_vqgan(folders[name])
     outcome = command("convert", folders[name], tmp_path / "ours", "--json")
     assert outcome.code == 0, outcome.err
     assert outcome.document["family"].lower() == name
@@ -235,7 +240,7 @@ def _decoder_of_taming() -> JanusVQVAEDecoder:
     return decoder.eval()
 
 
-def _write_vqgan(folder: Path) -> Path:
+def write_vqgan(folder: Path) -> Path:
     """Write Meta's file: the decoder's blocks begin with the largest, and a part of training."""
     tensors = dict(architecture("chameleon").model.vqmodel.state_dict())
     for name, tensor in _decoder_of_taming().state_dict().items():
@@ -250,6 +255,19 @@ def _write_vqgan(folder: Path) -> Path:
     return path
 
 
+def write_released(
+    folder: Path, model: Any, ids: dict[str, int], words: PreTrainedTokenizerFast, **changes: Any
+) -> Path:
+    """Write a model of Chameleon's class with its tokenizers, as makers of others do."""
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["vocabulary_map"] |= ids
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    words.save_pretrained(folder)
+    write_vqgan(folder)
+    return folder
+
+
 def codes():
     return architecture("chameleon").model.vqmodel.quantize.embedding.weight.detach()
 
@@ -257,7 +275,7 @@ def codes():
 @pytest.mark.proves("Chameleon", "pixels")
 @torch.no_grad()
 def test_pictures_of_chameleon_are_those_of_its_parts(folders):
-    _write_vqgan(folders["chameleon"])
+    write_vqgan(folders["chameleon"])
     tokenizer, theirs = load_parts(folders["chameleon"]).tokenizer, architecture("chameleon")
     frames = smooth_frames(2, 6, 10)
     pixels = frames.movedim(-1, 1) / 127.5 - 1
@@ -307,7 +325,7 @@ def test_prompts_of_folders_under_deepseeks_names_need_no_template(folders, tmp_
 @pytest.mark.proves("Chameleon", "text")
 def test_a_text_makes_the_image_of_chameleon(folders):
     """Without its text the prompt is shorter; Meta's code has BOS and image start there."""
-    _write_vqgan(folders["chameleon"])
+    write_vqgan(folders["chameleon"])
     world = diagd.VideoGenerator.from_pretrained(folders["chameleon"])
     assert world.text is not None
     ids = world.text("a red house")
@@ -323,7 +341,7 @@ def test_a_text_makes_the_image_of_chameleon(folders):
 @torch.no_grad()
 def test_a_picture_and_a_text_make_an_image_of_chameleon(folders, command, tmp_path):
     """As Meta's code does: guided by what it would write without the text, and without both."""
-    _write_vqgan(folders["chameleon"])
+    write_vqgan(folders["chameleon"])
     world = diagd.VideoGenerator.from_pretrained(folders["chameleon"])
     photos = smooth_frames(2, *world.frame_size_px)
     codes = world.tokenizer.encode(photos)

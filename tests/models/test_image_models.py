@@ -54,17 +54,11 @@ def prompts():
 def own_logits(name):
     """The class's own modules on whole sequences, at any positions and under any mask."""
     theirs = architecture(name)
+    if name == "chameleon":
+        return oracles.chameleon_logits(theirs)
 
     @torch.no_grad()
     def logits_fn(tokens, positions, visible):
-        bias = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
-        inputs: dict[str, Any] = {
-            "position_ids": positions.expand(len(tokens), -1),
-            "attention_mask": bias.expand(len(tokens), 1, -1, -1),
-            "use_cache": False,
-        }
-        if name == "chameleon":
-            return theirs.lm_head(theirs.model(tokens, **inputs).last_hidden_state)
         embedded = [
             theirs.prepare_embeddings_for_image_generation(id - VOCAB_SIZE)
             if id >= VOCAB_SIZE
@@ -72,7 +66,9 @@ def own_logits(name):
             for id in tokens.flatten()
         ]
         rows = torch.stack(embedded).view(*tokens.shape, -1)
-        hidden = theirs.model.language_model(inputs_embeds=rows, **inputs).last_hidden_state
+        hidden = theirs.model.language_model(
+            inputs_embeds=rows, **oracles.placed(len(rows), positions, visible)
+        ).last_hidden_state
         image = theirs.model.generation_head(hidden)
         return torch.cat([image.new_full((*tokens.shape, VOCAB_SIZE), float("-inf")), image], -1)
 
@@ -242,12 +238,16 @@ def janus_processor():
     return JanusProcessor(JanusImageProcessor(), fast, chat_template=template)
 
 
-def chameleon_words() -> PreTrainedTokenizerFast:
+WORDS = {
+    **{"<pad>": PAD, "<s>": BOS, "</s>": 2, "<image>": 3, "<racm3:break>": IMAGE_START},
+    **{"a": 34, "red": 35, "house": 36, "<unk>": 37, "<eoss>": IMAGE_END},
+}
+
+
+def chameleon_words(words: dict[str, int] = WORDS, by: Any = None) -> PreTrainedTokenizerFast:
     """Words to ids, without BOS: where that stands is the reader's to say."""
-    words = {"<pad>": PAD, "<s>": BOS, "</s>": 2, "<image>": 3, "<racm3:break>": IMAGE_START}
-    words |= {"a": 34, "red": 35, "house": 36, "<unk>": 37, "<eoss>": IMAGE_END}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.pre_tokenizer = by or pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", unk_token="<unk>"
     )
