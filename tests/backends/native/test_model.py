@@ -26,7 +26,7 @@ from diagd.decoding.sampling import Draw, SamplingOptions, ValidRanges
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.step import Lanes
 from diagd.decoding.visibility import Seen
-from tests.models.feeding import feed
+from tests.models.feeding import causal, feed
 from tests.models.tiny import random_tokens, tiny_model, with_int8_weights, with_outliers
 
 
@@ -86,11 +86,6 @@ def test_float32_stays_exact_where_the_largest_activation_matters_least():
     fed = feed(NativeModel(model), tokens, torch.arange(50) // 3)
     exact = model.double().logits(tokens)
     assert (fed - exact).abs().max() < 3e-6 * exact.abs().max()
-
-
-def causal(positions: Tensor, held: Tensor) -> Seen:
-    """See all that is not later."""
-    return Seen(positions, positions, held, held)
 
 
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int8, outliers"])
