@@ -165,7 +165,7 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
             raise ResetNeeded("reset comes before step")
         if not self.action_space.contains(np.asarray(actions)):
             raise ValueError(f"action must be in {self.action_space}, got {actions!r}")
-        ids = [self.world.action_ids([self.names[action]], 1, "frame") for action in actions]
+        ids = [self.world.ids_of([self.names[action]]) for action in actions]
         (tokens,) = self._engine.decode(self.strategy, torch.cat(ids), 1)
         # one by one: a batch of pictures is rounded otherwise here and there, by one of 255
         pictures = [self.world.tokenizer.decode(grid[None]).cpu() for grid in tokens]

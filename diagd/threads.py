@@ -46,11 +46,13 @@ class _Threads:
     """PyTorch has a number for each thread that computes; new ones begin with what was set last."""
 
     def __init__(self) -> None:
-        self.most = self.number = torch.get_num_threads()
+        self.max_threads = self.number = torch.get_num_threads()
         self.neighbours, self.looked = Neighbours(), time.monotonic()
         # numbers that PyTorch takes by itself
         alone = len(self.neighbours.cores), os.cpu_count(), psutil.cpu_count(logical=False)
-        self.is_chosen = self.most not in alone or not os.environ.keys().isdisjoint(_CHOSEN_BY)
+        self.is_chosen = self.max_threads not in alone or not os.environ.keys().isdisjoint(
+            _CHOSEN_BY
+        )
         self.process = os.getpid()  # PyTorch's threads do not come along into a fork
         self.here = threading.local()
 
@@ -60,13 +62,13 @@ class _Threads:
         if self.is_chosen or now < getattr(here, "due", 0.0):
             return
         here.due, found = now + LOOK_S, torch.get_num_threads()
-        ours = (here.number,) if hasattr(here, "number") else (self.most, self.number)
+        ours = (here.number,) if hasattr(here, "number") else (self.max_threads, self.number)
         if found not in ours or os.getpid() != self.process:
             here.due = float("inf")
             return
         if now - self.looked >= LOOK_S:  # else another thread just has
             free = len(self.neighbours.cores) * (1 - self.neighbours.share())
-            self.number = min(self.most, usable_cores(), max(1, int(free + 0.5)))
+            self.number = min(self.max_threads, usable_cores(), max(1, int(free + 0.5)))
             self.looked = now
         if found != self.number:
             torch.set_num_threads(self.number)
@@ -75,7 +77,7 @@ class _Threads:
     def when_idle(self) -> int:
         """Return how many threads PyTorch has, or would have if no other program computed."""
         found = torch.get_num_threads()
-        return self.most if not self.is_chosen and found == self.number else found
+        return self.max_threads if not self.is_chosen and found == self.number else found
 
     def origin(self) -> str:
         """Return, in words, why there are so many."""

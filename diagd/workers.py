@@ -125,7 +125,7 @@ def _do_with_ray(
                     raise result
                 yield left.pop(number), result
         for task in left.values():
-            yield task, ValueError(f"{1 + RETRIES} processes died of it")
+            yield task, ValueError(f"worker process crashed {1 + RETRIES} times on this task")
     finally:
         ray.shutdown()
 

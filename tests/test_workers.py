@@ -73,7 +73,7 @@ def test_without_tasks_no_worker_is_made():
 def test_processes_of_ray_s_do_what_one_process_does():
     pool = Pool(workers=2, worker_cpus=0.5)
     done = sorted(told(do_tasks([2, 13, 3, 4], partial(Halver, 0), pool)))
-    assert done == [*HALVED, (13, "4 processes died of it")]
+    assert done == [*HALVED, (13, "worker process crashed 4 times on this task")]
     with pytest.raises(ValueError, match="no -1"):
         list(do_tasks([2, 3], partial(Halver, -1), pool))
 

@@ -1,7 +1,7 @@
 """Merge a model's matrix products for decoding with PyTorch's kernels, and pack them on the CPU.
 
 A step of few lanes is bound by reading weights and by the number of calls. On the CPU `F.linear`
-reorders a weight for oneDNN on every call; packing does it once (docs/log.md). For inference only.
+reorders a weight for oneDNN on every call; packing does it once (dev/LOG.md). For inference only.
 """
 
 from collections.abc import Callable

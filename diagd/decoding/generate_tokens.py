@@ -188,8 +188,9 @@ class DecodingEngine:
         shape = (len(self.streams), num_frames, stream.frame.num_action_tokens)
         actions = _check_actions(actions, shape, model.num_embeddings)
         strategy = as_strategy(strategy)
+        strategy.check(stream.frame.grid)
         for one in self.streams:
-            _check_room(one, strategy, num_frames)
+            _check_room(one, num_frames)
         self._close()
         actions = actions.to(self.batch.buffers.tokens.device)
         for one, of_row in zip(self.streams, actions, strict=True):
@@ -213,8 +214,14 @@ def write_frames(stream: Stream, strategy: Strategy | str, actions: Tensor) -> N
         ValueError: a strategy or actions that do not fit the stream.
     """
     strategy = as_strategy(strategy)
-    _check_room(stream, strategy, len(actions))
+    strategy.check(stream.frame.grid)
     check_ids(actions, stream.model.num_embeddings, "actions")
+    begin_frames(stream, strategy, actions)
+
+
+def begin_frames(stream: Stream, strategy: Strategy, actions: Tensor) -> None:
+    """Do as `write_frames` where strategy and actions were checked before they came in."""
+    _check_room(stream, len(actions))
     stream.begin(_steps(stream, strategy, actions.to(stream.held.device)))
 
 
@@ -270,9 +277,8 @@ def _check_actions(
     return actions
 
 
-def _check_room(stream: Stream, strategy: Strategy, num_frames: int) -> None:
-    """Refuse a strategy of other grids, and a stream that would be stuck in a full context."""
-    strategy.check(stream.frame.grid)
+def _check_room(stream: Stream, num_frames: int) -> None:
+    """Refuse a stream that would be stuck in a full context."""
     coming = stream.frame.layout(num_frames, 0, stream.num_used > 0)
     shift = max(stream.shifts)
     if stream.is_endless or stream.num_used + shift + coming.num_slots <= stream.max_slots:

@@ -252,7 +252,7 @@ class DecodePlan:
     """All steps of an order over a layout; slots are relative to the start of the generation."""
 
     order: Order
-    # of all steps, one after the other: the eight fields of `diagd.decoding.engine.Lanes`
+    # of all steps, one after the other: the eight fields of `diagd.decoding.step.Lanes`
     lanes: list[tuple[int, ...]]
     starts: list[int]  # (num_steps + 1) where each step begins in `lanes`
     num_fed: list[int]  # (num_steps) lanes of each step that are no padding

@@ -568,13 +568,18 @@ class VideoGenerator:
 
         ValueError for not `count` actions, one for each `what`, or one that the model has not.
         """
-        codec, names = self.vocabulary, self._named(actions, count)
-        if codec is None or names is None:
+        if (names := self._named(actions, count)) is None:
             return torch.empty(1, count, 0, dtype=torch.int64, device=self.model.device)
         if len(names) != count:
             raise ValueError(f"expected {count} actions, one for each {what}, got {len(names)}")
+        return self.ids_of(names)
+
+    def ids_of(self, names: Sequence[str]) -> Tensor:
+        """Translate actions that the model has to ids, (1, len(names), num_tokens) int64."""
+        codec = self.vocabulary
+        assert codec is not None
         local = torch.tensor([codec.tokens_of(name) for name in names], dtype=torch.int64)
-        ids = local.view(1, count, codec.num_tokens) + self.tokenizer.codebook_size
+        ids = local.view(1, len(names), codec.num_tokens) + self.tokenizer.codebook_size
         return ids.to(self.model.device)
 
     def _named(self, actions: Actions | None, count: int) -> list[str] | None:

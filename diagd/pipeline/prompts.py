@@ -93,7 +93,7 @@ def likeness_notes(tokenizer: VideoTokenizer, folder: Path, frame: Tensor) -> li
     """Return a line if a frame looks like nothing that a world has learned, else none.
 
     Its tokens keep less of such a frame, (H_px, W_px, 3) uint8 of the world's size, than of the
-    prompt in its folder; the model's likelihood does not show it (docs/log.md).
+    prompt in its folder; the model's likelihood does not show it (dev/LOG.md).
     """
     usual = _own_psnr(tokenizer, folder, frame.shape[:2])
     if usual is None or (kept := _kept(tokenizer, frame[None].cpu())) > usual - FOREIGN_DB:

@@ -168,7 +168,7 @@ class MixtureLoss:
         context_frames = max(1, options.context_frames)
         grid = TokenGrid(options.frames - context_frames, config.grid_height, config.grid_width)
         layout = SequenceLayout(grid, 1, context_frames)
-        # a CPU that computes in float32 is no faster for it (docs/log.md)
+        # a CPU that computes in float32 is no faster for it (dev/LOG.md)
         pays = device.type == "cuda" or choose_precision(options.precision) == "bf16"
         self.is_compiled, slides = options.compiles and pays, config.sliding_window
         self.losses: dict[Strategy, ViewLoss] = {}

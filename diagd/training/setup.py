@@ -104,7 +104,7 @@ def aim_heads(model: Transformer) -> Transformer:
 
     The biases alone make a rotary head attend to a fixed offset in (frame, row, column), whatever
     the tokens are. Finding such heads is what a randomly started model spends its first millions of
-    tokens on (docs/log.md); training then bends them to the motion.
+    tokens on (dev/LOG.md); training then bends them to the motion.
     """
     config = model.config
     if config.position != "rope3d" or not config.bias or config.num_kv_heads != config.num_heads:
@@ -138,7 +138,7 @@ def _trains_in_bfloat16() -> bool:
 class FloatMuon(torch.optim.Muon):
     """Muon whose products are of float32, for devices that do not multiply bfloat16.
 
-    There torch's own takes twenty times as long, more than the gradients (docs/log.md).
+    There torch's own takes twenty times as long, more than the gradients (dev/LOG.md).
     """
 
     @torch.no_grad()

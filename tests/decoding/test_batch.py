@@ -310,6 +310,23 @@ def test_a_stream_goes_on_with_frames_of_another_format(name):
     assert torch.equal(torch.stack(pictures), alone.tokens[0])
 
 
+@pytest.mark.parametrize(
+    ("strategy", "action", "message"),
+    [
+        ("k=4", NUM_VISUAL, r"row_lag must be in \[1, width=3\], got 4"),
+        ("k", NUM_VISUAL, "a strategy looks like raster, k=2"),
+        ("k=1", VOCAB_SIZE, rf"actions ids must be in \[0, {VOCAB_SIZE}\), got {VOCAB_SIZE}"),
+    ],
+)
+def test_what_does_not_fit_a_stream_is_refused_before_it_begins(strategy, action, message):
+    batch = Batch(model_of("native"), 1, 60)
+    stream = batch.admit(diagd.FrameFormat(2, 3, 1))
+    stream.read(prompt_of(7, seed=3), 1)
+    with pytest.raises(ValueError, match=message):
+        write_frames(stream, strategy, torch.tensor([[action]]))
+    assert not stream.is_writing
+
+
 def test_another_format_has_no_place_in_a_full_context():
     batch = Batch(model_of("native"), 1, 60)
     stream = batch.admit(diagd.FrameFormat(2, 3), max_slots=20)

@@ -237,6 +237,8 @@ def test_a_schedule_for_other_frames_is_an_error():
     engine = open_stream(Case())
     with pytest.raises(ValueError, match=r"height=3, width=5\), got .*height=5, width=3\)$"):
         engine.decode(diagd.DiagonalSchedule(diagd.TokenGrid(1, 5, 3), 1))
+    with pytest.raises(ValueError, match=r"^row_lag must be in \[1, width=5\], got 6$"):
+        engine.decode("k=6", num_frames=1)
 
 
 def test_keep_frames_that_leave_no_room_are_an_error():

@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_refused_in_one_line(flags, message, evaluate, tmp_
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b" \n", "expected a text or a class a line, got none"),
+        (b" \n", "expected one text or class per line, got none"),
         (b"a\nb\na\n", "'a' is there twice"),
         (b"\xff\xfe", "is no text file"),
         (b"a " * 40, "text and image take"),

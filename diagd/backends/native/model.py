@@ -1,6 +1,6 @@
 """Decode a Transformer with our own C++ kernels: one call a step, for CPUs (`csrc/decoder.cpp`).
 
-At a few lanes a step, PyTorch spends more time between kernels than in them (docs/log.md). Outputs
+At a few lanes a step, PyTorch spends more time between kernels than in them (dev/LOG.md). Outputs
 do not depend on how many lanes share a step.
 """
 

@@ -1,7 +1,7 @@
 """Attention under a mask, and its gradients, where a CPU multiplies bfloat16: for training.
 
 PyTorch's multiplies what a mask forbids, too, and far below what the processor can: with it two
-thirds of a step of finetuning by diagonals was attention (docs/log.md).
+thirds of a step of finetuning by diagonals was attention (dev/LOG.md).
 """
 
 import ctypes

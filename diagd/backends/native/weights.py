@@ -1,6 +1,6 @@
 """A model's weights as the kernels read them: in blocks, in huge pages where Linux gives them.
 
-In small pages, which are looked up anew, a step of one lane takes a few percent more (docs/log.md).
+In small pages, which are looked up anew, a step of one lane takes a few percent more (dev/LOG.md).
 """
 
 import ctypes

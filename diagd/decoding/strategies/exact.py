@@ -25,7 +25,7 @@ from diagd.decoding.schedule import SCRATCH, SequenceLayout, padded_width
 from diagd.decoding.step import Lanes
 from diagd.decoding.strategies.table import Exact
 
-# How drafts fare on the bundled model at temperature 1 (docs/log.md, exact decoding): lanes are
+# How drafts fare on the bundled model at temperature 1 (dev/LOG.md, exact decoding): lanes are
 # chosen by it. Wrong numbers cost speed, never tokens.
 TOKENS_PER_STEP = {  # that become final, by the most lanes of a step
     1: 1.0, 8: 2.9, 12: 3.64, 16: 4.36, 24: 5.44, 32: 6.32, 40: 7.16, 96: 9.11, 192: 10.77,

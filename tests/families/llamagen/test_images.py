@@ -113,7 +113,8 @@ def test_prices_are_those_of_a_decoder_without_a_cache(scale, released, world, c
     for prompt, label in (("class 207", 207), ("3", 3)):
         seed = seed_of(prompt, 0)
         raster = world.generate(None, prompt, strategy="raster", seed=seed, guidance=scale).tokens
-        ids = TextIds(*(NUM_CODES + torch.tensor([[one]]) for one in (label, 1000)))
+        given, nothing = (NUM_CODES + torch.tensor([[one]]) for one in (label, 1000))
+        ids = TextIds(given, nothing)
         for strategy, row_lag in (("raster", SIDE), ("k=1", 1)):
             costs[strategy] += guided_price(full, ids, scale, raster[0], row_lag, None) / 2
     for row in outcome.document["rows"]:
