@@ -6,7 +6,7 @@ from collections.abc import Iterable
 EXTRAS = {  # as in pyproject.toml, by the names of the modules
     "doom": ("vizdoom",),
     "gym": ("gymnasium",),
-    "web": ("fastapi", "uvicorn", "websockets"),
+    "web": ("fastapi", "uvicorn", "websockets", "prometheus_client", "python_multipart"),
     "metrics": ("torchmetrics", "matplotlib"),
     "scale": ("ray",),
     "train": ("accelerate", "matplotlib"),

@@ -130,8 +130,8 @@ _RULES = {  # a page loads its own scripts, styles, pictures and clips, and noth
 }
 
 
-def guarded(app: ASGIApp, allowed_hosts: Collection[str]) -> ASGIApp:
-    """Refuse foreign pages, and names other than localhost and these, with a 403."""
+def guarded(app: ASGIApp, allowed_hosts: Collection[str], origins: Collection[str]) -> ASGIApp:
+    """Refuse pages of other origins, and names other than localhost and these, with a 403."""
     allowed = {name.lower() for name in allowed_hosts}
 
     async def check(scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,7 +139,8 @@ def guarded(app: ASGIApp, allowed_hosts: Collection[str]) -> ASGIApp:
         if scope["type"] != "lifespan":
             headers = Headers(scope=scope)
             hosts = headers.getlist("host")
-            complaint = check_host(hosts, allowed) or check_origin(headers.getlist("origin"), hosts)
+            asking = [one for one in headers.getlist("origin") if one not in origins]
+            complaint = check_host(hosts, allowed) or check_origin(asking, hosts)
         if complaint and scope["type"] == "websocket":
             answer = WebSocketClose(1008, complaint)
         elif complaint:
@@ -149,10 +150,12 @@ def guarded(app: ASGIApp, allowed_hosts: Collection[str]) -> ASGIApp:
     return check
 
 
-def server_config(app: ASGIApp, allowed_hosts: Collection[str], **settings: Any) -> uvicorn.Config:
+def server_config(
+    app: ASGIApp, allowed_hosts: Collection[str], origins: Collection[str] = (), **settings: Any
+) -> uvicorn.Config:
     """Configure a server of a guarded app, which waits for no client for ever."""
     return uvicorn.Config(
-        guarded(app, allowed_hosts),
+        guarded(app, allowed_hosts, origins),
         http=PatientProtocol,
         headers=list(_RULES.items()),
         log_level="warning",

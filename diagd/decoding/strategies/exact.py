@@ -234,9 +234,10 @@ def _changed(stream: Stream, step: NextStep, drafted: Tensor) -> list[bool]:
 
 def step_costs(stream: Stream) -> dict[int, float]:
     """Return the seconds of a stream's steps by their lanes, measured once for a model."""
-    if stream.model not in _costs:
-        _costs[stream.model] = time_steps(partial(_dry_step, stream))
-    return _costs[stream.model]
+    model = stream.batch.model  # of which a stream's own may be another wrapper each time
+    if model not in _costs:
+        _costs[model] = time_steps(partial(_dry_step, stream))
+    return _costs[model]
 
 
 def time_steps(seconds_of: Callable[[int], float]) -> dict[int, float]:

@@ -24,7 +24,6 @@ from diagd.pipeline.world_folder import CARD_FILE, WorldSource, load_parts
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.web.play.options import ExportWebOptions, WorldFlags
 from diagd.web.play.player import to_jpeg
-from diagd.web.play.session import steps_of_frame
 from diagd.web.play.welcome import describe, offered, opening, strategy_of
 
 STATIC, KERNELS = (Path(__file__).with_name(name) for name in ("static", "kernels"))

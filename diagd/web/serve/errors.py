@@ -1,0 +1,57 @@
+"""Errors in the form of OpenAI's API: {"error": {message, type, param, code}}."""
+
+import contextlib
+from collections.abc import Iterator
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+CODES = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "request_too_large"}
+
+
+class ApiError(Exception):
+    """What a client is told instead of an answer."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+        self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
+
+    @property
+    def document(self) -> dict[str, dict[str, str | None]]:
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = "rate_limit_error" if self.status == 429 else kind
+        said = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": said}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.document, self.status, self.headers)
+
+
+@contextlib.contextmanager
+def refusing(param: str | None) -> Iterator[None]:
+    """Answer a ValueError, which a parameter of the request is to blame for, with its text."""
+    try:
+        yield
+    except ValueError as error:
+        raise ApiError(400, str(error), param, "invalid_value") from None
+
+
+def answer_api_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+def answer_http_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    told = ApiError(error.status_code, str(error.detail), None, CODES.get(error.status_code))
+    told.headers |= error.headers or {}
+    return told.response()

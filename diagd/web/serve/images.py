@@ -1,0 +1,183 @@
+"""Images by OpenAI's API: what a request asks for, the jobs that it is, and how it is answered."""
+
+import base64
+import io
+import json
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from PIL import Image
+from pydantic import Field, TypeAdapter
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.options import DecodingFlags, SamplingFlags
+from diagd.web.guard import STRICT
+from diagd.web.serve.errors import ApiError, refusing
+from diagd.web.serve.scheduler import Job, Update, Updates
+
+MAX_IMAGES, MAX_PREVIEWS = 10, 64  # of a request, and of an image
+MAX_PROMPT = 32_000  # characters, as there
+GREY = 128  # of what is not written yet
+KEPT_PICTURES, KEPT_SECONDS = 256, 600.0  # those that were asked for by address
+QUALITY = {"png": {}, "jpeg": {"quality": 95, "subsampling": 0}, "webp": {"quality": 90}}
+
+
+@dataclass(frozen=True, config=STRICT)
+class ImageRequest:
+    """An image to make; null stands for what is not given. The fields below are not OpenAI's."""
+
+    prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT)]
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] | None = None
+    size: str | None = None  # width x height
+    response_format: Literal["b64_json", "url"] | None = None
+    output_format: Literal["png", "jpeg", "webp"] | None = None
+    stream: bool | None = None
+    partial_images: Annotated[int, Field(ge=0, le=MAX_PREVIEWS)] | None = None
+    quality: Literal["auto", "standard"] | None = None  # there is one
+    background: Literal["auto", "opaque"] | None = None
+    moderation: Literal["auto", "low"] | None = None  # there is none
+    user: str | None = None  # not read
+    strategy: Annotated[str, Field(max_length=100)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63 - MAX_IMAGES)] | None = None
+    guidance: Annotated[float, Field(ge=0, le=1000)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_k: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+IMAGE_REQUEST = TypeAdapter(ImageRequest)
+
+
+def makes_images(world: VideoGenerator) -> bool:
+    return not world.defaults.context_frames
+
+
+def size_of(world: VideoGenerator) -> str:
+    return "x".join(map(str, reversed(world.frame_size_px)))
+
+
+def image_jobs(
+    world: VideoGenerator, asked: ImageRequest, client: str, max_prompt_tokens: int
+) -> list[Job]:
+    """Return a job for each image, or raise ApiError for what the model cannot do."""
+    if not makes_images(world):
+        message = "this model makes videos: ask /v1/videos/continuations"
+        raise ApiError(400, message, "model", "wrong_model")
+    if asked.size not in (None, "auto", size := size_of(world)):
+        raise ApiError(400, f"size must be auto or {size}, got {asked.size}", "size", "invalid_value")
+    with refusing("prompt"):
+        said = world.read_text(asked.prompt) if world.text is not None else None
+        actions = world.action_ids(None if said else [asked.prompt], 1, "image")[0]
+        prompt = said.prompt[0] if said else actions.new_empty(0)
+        longest = max(said.prompt.shape[1], said.unconditional.shape[1]) if said else 0
+        if longest > max_prompt_tokens:
+            raise ValueError(f"prompt takes {longest} tokens, at most {max_prompt_tokens} are read")
+        if said is not None and said.vectors is not None:
+            raise ValueError("this model reads texts as vectors, one at a time: it is not served")
+    with refusing("guidance"):
+        model = world.guided(asked.guidance, [] if said is None else [said])
+    with refusing("strategy"):
+        strategy = DecodingFlags(strategy=asked.strategy).decoding(world.defaults, world.height)
+        world.check(strategy)
+    flags = SamplingFlags(temperature=asked.temperature, top_k=asked.top_k, top_p=asked.top_p)
+    with refusing(None):
+        sampling = world.sampling(flags.sampling(world.defaults))
+    seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
+    updates = Updates()
+    return [
+        Job(
+            prompt=prompt,
+            context_frames=0,
+            actions=actions,
+            frame=world.config.frame,
+            strategy=strategy,
+            sampling=sampling,
+            seed=seed + number,
+            model=model,
+            window=world.window(0),
+            num_previews=(asked.partial_images or 0) if asked.stream else 0,
+            client=client,
+            updates=updates,
+            number=number,
+        )
+        for number in range(asked.n or 1)
+    ]
+
+
+@torch.inference_mode()
+def paint(world: VideoGenerator, update: Update) -> Tensor:
+    """Return the picture of an image, (H_px, W_px, 3) uint8, grey where it is not written yet.
+
+    The tokenizer reads, in the place of a token that is not written, the one above it.
+    """
+    tokens, known = update.tokens.clone(), update.known
+    if known is not None:
+        tokens[0, ~known[0]] = tokens[0, 0]
+        for row in range(1, len(tokens)):
+            tokens[row] = torch.where(known[row], tokens[row], tokens[row - 1])
+    pixels = world.tokenizer.decode(tokens[None].to(world.model.device))[-1].cpu()
+    if known is not None:
+        side = world.tokenizer.compression
+        written = known.repeat_interleave(side, 0).repeat_interleave(side, 1)
+        pixels[~written[:, : pixels.shape[1]]] = GREY  # a column that ends rows is not painted
+    return pixels
+
+
+def encode(pixels: Tensor, output_format: str) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels.numpy()).save(file, output_format.upper(), **QUALITY[output_format])
+    return file.getvalue()
+
+
+class Picture(NamedTuple):
+    data: bytes
+    media_type: str
+    until: float  # of the monotonic clock
+
+
+class Pictures:
+    """Pictures by names that nobody can guess, the newest of them, for a while."""
+
+    def __init__(self) -> None:
+        self._kept = OrderedDict[str, Picture]()
+
+    def keep(self, data: bytes, output_format: str) -> str:
+        name = f"{secrets.token_urlsafe(16)}.{output_format}"
+        until = time.monotonic() + KEPT_SECONDS
+        self._kept[name] = Picture(data, f"image/{output_format}", until)
+        while len(self._kept) > KEPT_PICTURES:
+            self._kept.popitem(last=False)
+        return name
+
+    def get(self, name: str) -> Picture | None:
+        now = time.monotonic()
+        while self._kept and next(iter(self._kept.values())).until < now:
+            self._kept.popitem(last=False)
+        return self._kept.get(name)
+
+
+def usage_of(jobs: list[Job]) -> dict[str, Any]:
+    """Count tokens: those of a text once, those of all images."""
+    read, written = len(jobs[0].prompt), len(jobs) * jobs[0].frame.grid.num_tokens
+    return {
+        "input_tokens": read,
+        "output_tokens": written,
+        "total_tokens": read + written,
+        "input_tokens_details": {"text_tokens": read, "image_tokens": 0},
+    }
+
+
+def event(kind: str, document: dict[str, Any]) -> bytes:
+    """Format a server-sent event."""
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **document})}\n\n".encode()
+
+
+def base64_of(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,68 @@
+"""Options of `diagd serve`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from diagd.checks import check_at_least, check_values
+from diagd.files import require_file
+from diagd.pipeline.options import MachineFlags
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class ServeOptions(MachineFlags):
+    """Serve a model to programs: images by OpenAI's API, videos that go on from a clip.
+
+    Ctrl-C and SIGTERM let what was asked for be finished, and refuse what comes; a second one ends
+    it at once.
+    """
+
+    model: str = "doom"  # a bundled model, our folder, a released checkpoint (docs/models.md)
+    host: str = "127.0.0.1"  # address to listen on; another one needs keys, or --allow-anyone
+    port: int = 8422  # 0 takes any free one
+    allow_host: tuple[str, ...] = ()  # further names by which clients may call this server
+    allow_anyone: bool = False  # let whoever reaches the host ask, without a key
+    api_key: str | None = None  # that clients must have; other users of the machine may see it
+    api_keys: Path | None = None  # file of such keys, one a line
+    cors: tuple[str, ...] = ()  # origins, such as https://example.org, whose pages may ask
+    root_path: str = ""  # path below which a proxy serves this, such as /images
+    max_videos: int = 8  # images or videos that are written at once
+    max_waiting: int = 64  # of those that wait for that; whoever comes then is told to come later
+    max_prompt_tokens: int = 256  # of a text
+    max_frames: int = 64  # of a video
+    max_seconds: float = 600  # from a request to its end
+    drain_seconds: float = 60  # that requests under way are given when the server is told to end
+    log_prompts: bool = False  # write prompts into the log, too
+
+    def __post_init__(self) -> None:
+        check_at_least(self, max_videos=1, max_waiting=0, max_prompt_tokens=1, max_frames=1)
+        check_values(
+            self,
+            ("max_seconds", 0 < self.max_seconds < float("inf"), "above 0"),
+            ("drain_seconds", 0 <= self.drain_seconds < float("inf"), "at least 0"),
+            ("root_path", self.root_path == "" or self.root_path[0] == "/", "a path such as /images"),
+        )
+        for origin in self.cors:
+            if not origin.startswith(("http://", "https://")) or origin.count("/") != 2:
+                raise ValueError(f"cors must be origins such as https://example.org, got {origin!r}")
+        has_keys = self.api_key is not None or self.api_keys is not None
+        if self.host not in LOOPBACK and not (has_keys or self.allow_anyone):
+            raise ValueError(
+                f"host {self.host} lets others in: give --api-key or --api-keys, or --allow-anyone"
+            )
+        self.keys()
+
+    def keys(self) -> list[str]:
+        """Read the keys, any of which lets a client in; none lets all in."""
+        keys = [] if self.api_key is None else [self.api_key]
+        if self.api_keys is not None:
+            lines = require_file(self.api_keys, "file of keys").read_text(encoding="utf-8").split("\n")
+            found = [line.strip() for line in lines]
+            if not (found := [key for key in found if key and key[0] != "#"]):
+                raise ValueError(f"{self.api_keys} has no key: expected one a line")
+            keys += found
+        for key in keys:
+            if not (key.isascii() and key.isprintable() and " " not in key and len(key) >= 8):
+                raise ValueError("a key must be 8 letters, digits and signs or more, without spaces")
+        return keys

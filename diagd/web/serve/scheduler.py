@@ -1,0 +1,270 @@
+"""Who shares the steps of a batch: jobs, each some frames behind a prompt, come and go in turns.
+
+Everything is decided in the event loop. The model's thread takes turns: steps, until there is
+something to tell, or somebody came or went.
+"""
+
+import asyncio
+import logging
+import math
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from time import monotonic
+
+import torch
+from torch import Tensor
+
+from diagd.decoding.engine import Batch, Stream
+from diagd.decoding.generate_tokens import write_frames
+from diagd.decoding.model import CausalModel
+from diagd.decoding.sampling_options import SamplingOptions
+from diagd.decoding.schedule import FrameFormat, Order, steps_of_frame
+from diagd.decoding.strategies.table import Strategy
+from diagd.web.model_thread import tried
+from diagd.web.serve.errors import ApiError
+
+logger = logging.getLogger("diagd.serve")
+
+
+class BusyError(Exception):
+    """More is asked for than may wait: to be tried again after so many seconds."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__("too many requests are waiting")
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What is new of a job: a whole frame, or part of one."""
+
+    frame: int  # its number
+    tokens: Tensor  # (height, width) int64, on the CPU
+    known: Tensor | None = None  # (height, width) bool, which of them are written; None: all
+
+
+class Updates:
+    """What is new of the jobs of one request; of previews that were not taken, the newest."""
+
+    def __init__(self) -> None:
+        self._untold, self._come = deque[tuple["Job | None", Update | Exception]](), asyncio.Event()
+
+    def put(self, job: "Job | None", update: Update | Exception) -> None:
+        if job is not None:
+            stale = [one for one in self._untold if one[0] is job and _is_preview(one[1])]
+            for one in stale:
+                self._untold.remove(one)
+        self._untold.append((job, update))
+        self._come.set()
+
+    async def take(self) -> tuple["Job", Update]:
+        """Wait for what is new, or raise what went wrong."""
+        while not self._untold:
+            self._come.clear()
+            await self._come.wait()
+        job, update = self._untold.popleft()
+        if isinstance(update, Exception):
+            raise update
+        assert job is not None
+        return job, update
+
+
+def _is_preview(update: Update | Exception) -> bool:
+    return isinstance(update, Update) and update.known is not None
+
+
+@dataclass(eq=False)
+class Job:
+    """Frames behind a prompt, which somebody waits for."""
+
+    prompt: Tensor  # (P,) int64, ending with `context_frames` frames
+    context_frames: int
+    actions: Tensor  # (T, n) int64, those before each of T frames
+    frame: FrameFormat
+    strategy: Strategy
+    sampling: SamplingOptions
+    seed: int
+    model: CausalModel  # the batch's, guided in a way of the job's own
+    window: tuple[int, int | None]  # see `VideoGenerator.window`
+    num_previews: int = 0  # of its only frame, while that is written
+    client: str = ""  # whose turn it takes
+    stream: Stream | None = None  # while it runs
+    num_frames: int = 0  # that were told so far
+    previewed: int = 0
+    started: float = 0.0
+    updates: Updates = field(default_factory=Updates)  # for who waits; an error ends them
+    number: int = 0  # in its request
+
+    @property
+    def num_sequences(self) -> int:
+        return 1 + len(self.model.scales)
+
+    @property
+    def is_done(self) -> bool:
+        return self.num_frames == len(self.actions)
+
+    def start(self, batch: Batch) -> None:
+        """Take a place in the batch, whose steps then read the prompt and write the frames."""
+        self.started = monotonic()
+        max_slots, keep = self.window
+        given = {"model": self.model, "max_slots": max_slots, "keep_frames": keep}
+        self.stream = batch.admit(self.frame, self.sampling, self.seed, **given)
+        self.stream.read(self.prompt, self.context_frames)
+        write_frames(self.stream, self.strategy, self.actions)
+
+    def stop(self) -> None:
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
+
+    def look(self) -> Update | None:
+        """Return what is new after a step; where that is the end, free the place."""
+        stream = self.stream
+        assert stream is not None
+        if stream.num_taken < stream.num_whole:
+            update = Update(self.num_frames, stream.take_frame().cpu())
+            self.num_frames += 1
+            if self.is_done:
+                self.stop()
+            return update
+        if self.previewed < self.num_previews and stream.num_steps:
+            known = self._known(stream)
+            if (due := int(known.float().mean() * (self.num_previews + 1))) > self.previewed:
+                self.previewed = due
+                return Update(self.num_frames, stream.frame_under_way().cpu(), known)
+        return None
+
+    def _known(self, stream: Stream) -> Tensor:
+        grid = stream.frame.grid
+        if self.strategy.has_schedule:
+            known = _written_at(self.strategy.schedule(grid)) < stream.num_steps
+        else:
+            accepted = sum(one.num_accepted for one in stream.verified)
+            known = torch.arange(grid.num_tokens) < accepted
+        return known.view(grid.height, grid.width)
+
+
+@lru_cache(maxsize=16)
+def _written_at(order: Order) -> Tensor:
+    return torch.tensor(steps_of_frame(order))
+
+
+class Scheduler:
+    """Runs jobs side by side in a batch, as many as fit; the others wait.
+
+    Clients take turns, whatever each of them asks for, and nobody is overtaken by who needs less
+    room.
+
+    Attributes:
+        num_tokens, num_frames: written for anybody so far.
+    """
+
+    def __init__(self, batch: Batch, thread: ThreadPoolExecutor, max_waiting: int) -> None:
+        self.batch, self.thread, self.max_waiting = batch, thread, max_waiting
+        self.line: dict[str, deque[Job]] = {}  # by client, whose turn is next first
+        self.running: list[Job] = []
+        self.gone: list[Job] = []  # to be stopped
+        self.num_tokens = self.num_frames = 0
+        self.job_seconds = 1.0  # of late
+        self.wake, self.is_interrupted = asyncio.Event(), False
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self.line.values()))
+
+    @property
+    def rows_in_use(self) -> int:
+        return sum(job.num_sequences for job in self.running)
+
+    def submit(self, jobs: list[Job]) -> None:
+        """Put all of some jobs in line, or none: BusyError where the line is full."""
+        rows = self.batch.num_sequences
+        room = self.max_waiting + max(0, rows - self.rows_in_use) // jobs[0].num_sequences
+        if (waiting := self.num_waiting) + len(jobs) > room:
+            places = max(1, rows // jobs[0].num_sequences)
+            raise BusyError(math.ceil(self.job_seconds * (1 + waiting / places)))
+        for job in jobs:
+            self.line.setdefault(job.client, deque()).append(job)
+        self.interrupt()
+
+    def cancel(self, job: Job) -> None:
+        """Give up a job that nobody waits for any more, wherever it is."""
+        if job in self.running:
+            self.gone.append(job)
+            self.interrupt()
+        elif job in (own := self.line.get(job.client, deque[Job]())):
+            own.remove(job)
+            if not own:
+                del self.line[job.client]
+
+    def interrupt(self) -> None:
+        """Have a turn that is under way end with its step."""
+        self.is_interrupted = True
+        self.wake.set()
+
+    def _next(self) -> Job | None:
+        """Return the job whose turn it is, if there is room for it, and let others come first."""
+        for client, jobs in self.line.items():
+            if self.batch.free_place(jobs[0].num_sequences) is None:
+                return None
+            del self.line[client]
+            job = jobs.popleft()
+            if jobs:
+                self.line[client] = jobs
+            return job
+        return None
+
+    async def run(self) -> None:
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, self.thread)
+        while True:
+            self.is_interrupted = False
+            gone, self.gone = self.gone, []
+            for job in gone:
+                if job in self.running:  # else it has just been done
+                    self.running.remove(job)
+                    await in_thread(job.stop)
+            while (job := self._next()) is not None:
+                self.running.append(job)
+                if (error := await in_thread(tried, partial(job.start, self.batch))) is not None:
+                    await in_thread(job.stop)
+                    self._tell([(job, error)], 400)
+            if self.running:
+                self._tell(await in_thread(self._turn))
+            elif not (self.gone or self.line):
+                self.wake.clear()
+                await self.wake.wait()
+
+    def _turn(self) -> list[tuple[Job, Update | Exception]]:
+        """Run steps until there is something to tell."""
+        news = list[tuple[Job, Update | Exception]]()
+        while not news:
+            failed = tried(self.batch.step)
+            for job in self.running:
+                update = failed or tried(job.look)
+                if update is not None:
+                    news.append((job, update))
+            if self.is_interrupted:
+                break
+        for job, update in news:
+            if isinstance(update, Exception):
+                job.stop()
+        return news
+
+    def _tell(self, news: list[tuple[Job, Update | Exception]], status: int = 500) -> None:
+        """Tell those who wait what is new, or that something is wrong: with their request (400)."""
+        for job, update in news:
+            if isinstance(update, Update) and not _is_preview(update):
+                self.num_frames += 1
+                self.num_tokens += update.tokens.numel()
+            if job.stream is None and job in self.running:
+                self.running.remove(job)
+                self.job_seconds += 0.2 * (monotonic() - job.started - self.job_seconds)
+            if isinstance(update, ValueError):
+                update = ApiError(status, str(update))
+            elif isinstance(update, Exception):
+                logger.error("a job crashed", exc_info=update)
+                update = ApiError(500, "decoding crashed")
+            job.updates.put(job, update)
+
