@@ -186,6 +186,12 @@ def check_origin(origins: list[str], hosts: list[str]) -> str | None:
     return f"a page of {foreign[0][:80]} may not use this server" if foreign else None
 
 
+class JSONError(ValueError):
+    """A document that does not fit, and the place where."""
+
+    place: str | None = None
+
+
 def read_json(adapter: TypeAdapter[T], data: bytes | str, kind: str) -> T:
     """Validate a JSON document, or raise ValueError with the first error and its place."""
     try:
@@ -193,8 +199,10 @@ def read_json(adapter: TypeAdapter[T], data: bytes | str, kind: str) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         text = first["msg"].removeprefix("Value error, ")
-        complaint = ": ".join(filter(None, [".".join(map(str, first["loc"])), text]))
-        raise ValueError(f"not a {kind}: {complaint[:300]}") from None
+        place = ".".join(map(str, first["loc"]))
+        invalid = JSONError(f"not a {kind}: {': '.join(filter(None, [place, text]))[:300]}")
+        invalid.place = place or None
+        raise invalid from None
 
 
 async def read_body(request: Request, max_bytes: int, max_seconds: float) -> bytes:

@@ -34,9 +34,7 @@ class Painter:
             self.thread.submit(torch.get_num_threads).result()
             torch.set_num_threads(before)  # or threads yet to come would have one, too
 
-    def submit(
-        self, paint: Callable[[], Result], is_idle: bool = False
-    ) -> asyncio.Future[Result]:
+    def submit(self, paint: Callable[[], Result], is_idle: bool = False) -> asyncio.Future[Result]:
         """Paint; with all threads of a model that `is_idle`."""
         loop = asyncio.get_running_loop()
         if is_idle:

@@ -17,7 +17,7 @@ from diagd.backends.native.wasm import Play, pack_world, places_of
 from diagd.backends.webgpu.shader import describe_shaders
 from diagd.console import make_console, waiting
 from diagd.decoding.sampling import ValidRanges
-from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.schedule import TokenGrid, steps_of_frame
 from diagd.files import write_bytes
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.world_folder import CARD_FILE, WorldSource, load_parts

@@ -7,6 +7,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from diagd.web.guard import JSONError
+
 CODES = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "request_too_large"}
 
 
@@ -42,7 +44,8 @@ def refusing(param: str | None) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ApiError(400, str(error), param, "invalid_value") from None
+        place = error.place if isinstance(error, JSONError) else param
+        raise ApiError(400, str(error), place, "invalid_value") from None
 
 
 def answer_api_error(_: Request, error: Exception) -> JSONResponse:

@@ -7,7 +7,6 @@ import logging
 import secrets
 import time
 from collections.abc import Collection
-from contextlib import suppress
 from typing import Any, Literal
 
 from starlette.datastructures import Headers

@@ -6,7 +6,6 @@ import json
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -71,7 +70,9 @@ def image_jobs(
         message = "this model makes videos: ask /v1/videos/continuations"
         raise ApiError(400, message, "model", "wrong_model")
     if asked.size not in (None, "auto", size := size_of(world)):
-        raise ApiError(400, f"size must be auto or {size}, got {asked.size}", "size", "invalid_value")
+        raise ApiError(
+            400, f"size must be auto or {size}, got {asked.size}", "size", "invalid_value"
+        )
     with refusing("prompt"):
         said = world.read_text(asked.prompt) if world.text is not None else None
         actions = world.action_ids(None if said else [asked.prompt], 1, "image")[0]

@@ -1,6 +1,7 @@
-"""Metrics for Prometheus: requests are counted as they end, the rest is read when it is asked for."""
+"""Metrics for Prometheus: of requests as they end, of the model when they are asked for."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -23,17 +24,12 @@ class Metrics(Collector):
     def __init__(self, scheduler: Callable[[], Scheduler | None]) -> None:
         self.scheduler = scheduler
         self.registry = CollectorRegistry()
-        given = {"registry": self.registry}
-        labels = ["route", "status"]
-        self.requests = Counter("diagd_requests", "requests that ended", labels, **given)
-        self.seconds = Histogram(
-            "diagd_request_seconds", "from request to end", ["route"], buckets=SECONDS, **given
-        )
-        self.first_picture = Histogram(
-            "diagd_first_picture_seconds",
-            "from request to the first picture, be it of a part",
-            buckets=SECONDS,
-            **given,
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, buckets=SECONDS, registry=self.registry)
+        self.requests = counter("diagd_requests", "requests that ended", ["route", "status"])
+        self.seconds = histogram("diagd_request_seconds", "from request to end", ["route"])
+        self.first_picture = histogram(
+            "diagd_first_picture_seconds", "from request to the first picture, be it of a part"
         )
         self.registry.register(self)
 

@@ -41,11 +41,17 @@ class ServeOptions(MachineFlags):
             self,
             ("max_seconds", 0 < self.max_seconds < float("inf"), "above 0"),
             ("drain_seconds", 0 <= self.drain_seconds < float("inf"), "at least 0"),
-            ("root_path", self.root_path == "" or self.root_path[0] == "/", "a path such as /images"),
+            (
+                "root_path",
+                self.root_path == "" or self.root_path[0] == "/",
+                "a path such as /images",
+            ),
         )
         for origin in self.cors:
             if not origin.startswith(("http://", "https://")) or origin.count("/") != 2:
-                raise ValueError(f"cors must be origins such as https://example.org, got {origin!r}")
+                raise ValueError(
+                    f"cors must be origins such as https://example.org, got {origin!r}"
+                )
         has_keys = self.api_key is not None or self.api_keys is not None
         if self.host not in LOOPBACK and not (has_keys or self.allow_anyone):
             raise ValueError(
@@ -57,12 +63,16 @@ class ServeOptions(MachineFlags):
         """Read the keys, any of which lets a client in; none lets all in."""
         keys = [] if self.api_key is None else [self.api_key]
         if self.api_keys is not None:
-            lines = require_file(self.api_keys, "file of keys").read_text(encoding="utf-8").split("\n")
+            lines = (
+                require_file(self.api_keys, "file of keys").read_text(encoding="utf-8").split("\n")
+            )
             found = [line.strip() for line in lines]
             if not (found := [key for key in found if key and key[0] != "#"]):
                 raise ValueError(f"{self.api_keys} has no key: expected one a line")
             keys += found
         for key in keys:
             if not (key.isascii() and key.isprintable() and " " not in key and len(key) >= 8):
-                raise ValueError("a key must be 8 letters, digits and signs or more, without spaces")
+                raise ValueError(
+                    "a key must be 8 letters, digits and signs or more, without spaces"
+                )
         return keys

@@ -267,4 +267,3 @@ class Scheduler:
                 logger.error("a job crashed", exc_info=update)
                 update = ApiError(500, "decoding crashed")
             job.updates.put(job, update)
-

@@ -10,14 +10,13 @@ import json
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -92,11 +91,11 @@ class Service:
         given = options.model, device, options.dtype, options.backend
         world = VideoGenerator.from_pretrained(*given)
         rows, config = options.max_videos, world.config
-        slots = config.frame.one.slots_per_frame + options.max_prompt_tokens
+        slots = config.max_positions + config.num_action_tokens
         if makes_images(world):
-            rows *= 2  # they may be guided
-        else:
-            slots = config.max_positions + config.num_action_tokens
+            rows *= 2  # for they may be guided
+            longest = options.max_prompt_tokens + config.frame.one.slots_per_frame
+            slots = min(slots, longest)
         return world, Batch(world.model, rows, slots + 1)
 
     async def run(self) -> None:
@@ -276,7 +275,7 @@ async def finished_images(
             pictures[job.number] = await service.picture(update, kind)
     data = list[dict[str, Any]]()
     for job in jobs:
-        picture, one = pictures[job.number], {"seed": job.seed}
+        picture, one = pictures[job.number], dict[str, Any](seed=job.seed)
         if asked.response_format == "url":
             name = service.pictures.keep(picture, kind)
             one["url"] = str(request.url_for("picture", name=name))
