@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from diagd.backends.names import DTypeChoice
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.evaluation.comparison import grouped, summarize
-from diagd.evaluation.evaluate import ClipMeter, Task
+from diagd.evaluation.meters import ContinuationMeter, Task
 from diagd.evaluation.options import EvaluateOptions
 from diagd.evaluation.results import (
     BASELINES,
@@ -85,7 +85,7 @@ def real_features(options: Options, results: Results) -> Features:
         fvd_resize="stretch",
     )
     label = next(iter(meant.labelled_models()))  # whose tokenizer says how large pictures are
-    meter = ClipMeter(meant, "float32", {label: "auto"})
+    meter = ContinuationMeter(meant, "float32", {label: "auto"})
     others = [name for name in find_clips(options.clips) if name not in measured]
     for name in others[: options.num_clips]:
         if name not in features:

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from diagd.families.wham import WHAMTokenizer, wham_tokenizer_from_weights
+from diagd.families.wham.tokenizer import WHAMTokenizer, wham_tokenizer_from_weights
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 MINEWORLD = FIXTURES / "mineworld_tiny_v256"

@@ -24,7 +24,8 @@ from diagd.families.checkpoints import find_model, load_model, save_model
 from diagd.families.clip_files import ClipFile
 from diagd.families.cosmos import CosmosTokenizer
 from diagd.families.defaults import GenerationDefaults, visual_ranges
-from diagd.families.wham import ViTVQGAN, ViTVQGANConfig, WHAMActions, WHAMTokenizer
+from diagd.families.wham.actions import WHAMActions
+from diagd.families.wham.tokenizer import ViTVQGAN, ViTVQGANConfig, WHAMTokenizer
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from diagd.console import print_table
 from diagd.decoding.teacher_forcing import gap_to_raster
+from diagd.evaluation.modes import CONTINUATION, DRIFT, IMAGES, LIKELIHOOD, REVISIT
 from diagd.evaluation.results import BASELINES, CHANCE, RASTER, Record, Results, unpack
 from diagd.metrics.frechet import PUBLISHED_FRAMES, frechet_distance
 
@@ -171,7 +172,7 @@ def summarize(results: Results) -> list[dict[str, Any]]:
     (the last two against raster of the same model on the clips both have); for each distance
     `{"value", "samples", "dimension", "clips"}`. For a strategy there are medians of speed,
     `fed_per_token`, `speedup` and `step_ratio` (over raster), `equal_to_raster` (share of tokens,
-    over all clips that raster was run on) and `lossless` (see `Strategy.promise`).
+    over all clips that raster was run on) and its `promise` (see `Strategy`).
     """
     groups = grouped(results)
     rows = []
@@ -193,7 +194,7 @@ def summarize(results: Results) -> list[dict[str, Any]]:
             if "tokens" in record and clip in raster
         ]
         row["equal_to_raster"] = float(np.mean(shares)) if shares else None
-        row["lossless"] = next(iter(clips.values())).get("lossless")
+        row["promise"] = next(iter(clips.values())).get("promise")
         rows.append(row)
     return rows
 
@@ -249,7 +250,7 @@ def _ratio(value: float | None, other: float | None) -> float | None:
     return value / other if value and other else None
 
 
-EIGHT = 8  # frames that a row of the table speaks of
+FRAMES_A_ROW = 8  # of the table of a drift
 DRIFT_COLUMNS = (
     STRATEGY,
     Column("frames", "frames", "{0[0]}-{0[1]}", is_label=True),
@@ -266,7 +267,7 @@ DRIFT_COLUMNS = (
 
 
 def compare_drift(results: Results) -> Table:
-    """Make a row for each model, strategy and eight of frames of a dream that goes on and on.
+    """Make a row for each model, strategy and 8 frames of a long dream.
 
     A walk looks the same however long it has lasted, so the true frames of all clips and moments
     are the reference of every eight; each has equally many frames of a clip. So neither makes TFD
@@ -280,10 +281,10 @@ def compare_drift(results: Results) -> Table:
     for (model, strategy), clips in groups.items():
         truth = groups.get((model, "truth"), {})
         length = max(len(record["drift"]["sharpness"]) for record in clips.values())
-        for start in range(0, length, EIGHT):
-            end = min(start + EIGHT, length)
+        for start in range(0, length, FRAMES_A_ROW):
+            end = min(start + FRAMES_A_ROW, length)
             row = {"model": model, "strategy": strategy, "frames": [start + 1, end]}
-            rows.append(row | _eight(clips, truth, slice(start, end)))
+            rows.append(row | _row_of(clips, truth, slice(start, end)))
     packed = [one["features"]["tfd"] for one in results.clips if "tfd" in one["features"]]
     dimension = max((features["shape"][1] for features in packed), default=0)
     notes = [
@@ -300,7 +301,7 @@ def compare_drift(results: Results) -> Table:
     return Table(rows, DRIFT_COLUMNS, notes)
 
 
-def _eight(clips: dict[str, Record], truth: dict[str, Record], frames: slice) -> dict[str, Any]:
+def _row_of(clips: dict[str, Record], truth: dict[str, Record], frames: slice) -> dict[str, Any]:
     def mean(part: str, name: str, of: dict[str, Record], frames: slice) -> float | None:
         values = [value for one in of.values() for value in one[part].get(name, ())[frames]]
         return float(np.mean(values)) if values else None
@@ -426,16 +427,8 @@ DIFFERENCES = (
 )
 
 
-def compare(results: Results) -> Table:
-    """Sum up whichever was measured: images, likelihood, drift, revisits, or quality and speed."""
-    if "num_frames" not in (settings := results.runs[-1]["settings"]):
-        return compare_images(results)
-    if "nll" in results.clips[0]:
-        return compare_likelihood(results)
-    if settings["drift"]:
-        return compare_drift(results)
-    if settings["revisit"]:
-        return compare_revisit(results)
+def compare_continuations(results: Results) -> Table:
+    """Sum up quality and speed."""
     rows = summarize(results)
     return Table(rows, (STRATEGY, CLIPS, *METRICS, *SPEED), _notes(results, rows))
 
@@ -531,7 +524,7 @@ def compare_images(results: Results) -> Table:
     return Table(rows, IMAGE_COLUMNS, notes)
 
 
-LIKELIHOOD = (
+LIKELIHOOD_COLUMNS = (
     *(STRATEGY, CLIPS),
     Column("nll", "nats a token", "{:.4f}"),
     Column("gap", "gap to raster", "{:+.4f}"),
@@ -550,4 +543,18 @@ def compare_likelihood(results: Results) -> Table:
         pairs = [(nll, raster[clip]) for clip, nll in clips.items() if clip in raster]
         gap = gap_to_raster(*torch.tensor(pairs, dtype=torch.float64).T)
         rows.append({"model": model, "strategy": strategy, "clips": len(pairs), **gap})
-    return Table(rows, LIKELIHOOD)
+    return Table(rows, LIKELIHOOD_COLUMNS)
+
+
+_TABLES = {
+    CONTINUATION.name: compare_continuations,
+    LIKELIHOOD.name: compare_likelihood,
+    DRIFT.name: compare_drift,
+    REVISIT.name: compare_revisit,
+    IMAGES.name: compare_images,
+}
+
+
+def compare(results: Results) -> Table:
+    """Sum up what was measured, by its mode."""
+    return _TABLES[results.runs[-1]["mode"]](results)

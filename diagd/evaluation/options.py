@@ -10,11 +10,12 @@ from diagd.backends.names import DTypeChoice, DTypeName
 from diagd.checks import check_at_least
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.strategies.table import Strategy, parse_strategies
-from diagd.evaluation.results import BASELINES, RASTER, REVISIT_BASELINES
+from diagd.evaluation.modes import BY_FLAG, CONTINUATION, IMAGES, LIKELIHOOD, Mode
+from diagd.evaluation.results import RASTER
 from diagd.families.defaults import GenerationDefaults
 from diagd.files import require_file
 from diagd.flags import Device, OutputFile, OutputFolder, output_file
-from diagd.metrics.detectors import FVD, IMAGES, PERCEPTUAL, name_and_file
+from diagd.metrics.detectors import EFD, FVD, PERCEPTUAL, name_and_file
 from diagd.metrics.frechet import I3D_FRAMES, MIN_FRAMES, Preprocessing
 from diagd.pipeline.options import MachineFlags, SamplingFlags
 from diagd.workers import Pool
@@ -35,12 +36,6 @@ PROTOCOLS = {
     "wham": Protocol(100, 100, 10, fps=10),
     "mc-ar": Protocol(100, 16, 1),  # VPT
 }
-DRIFT_FRAMES = 256  # dreamt where no other number is asked for
-OF_CLIPS = (
-    *("protocol", "frames", "context_frames", "fps", "start", "fvd_detector", "fvd_resize"),
-    *("teacher_forced", "drift", "revisit", "revisit_actions"),
-)
-OF_IMAGES = "guidance", "fid_detector", "efd_detector"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,25 +92,31 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
     save_videos: bool = False  # keep what was generated, for strips and videos in the report
 
     def __post_init__(self) -> None:
-        if self.of_images:
-            if given := [n for n in OF_CLIPS if getattr(self, n) != getattr(EvaluateOptions, n)]:
-                raise ValueError(f"{given[0]} is for clips: leave it out with a file of prompts")
-        elif given := [n for n in OF_IMAGES if getattr(self, n) is not None]:
-            raise ValueError(f"{given[0]} is for images: {self.clips} is no file of prompts")
-        lengths = self.lengths
+        check_at_least(self, start=0, revisit=1, guidance=0)
+        mode, lengths = self.mode, self.lengths
+        for flag, message in mode.refused.items():
+            if getattr(self, flag) != getattr(EvaluateOptions, flag):
+                raise ValueError(message.format(flag=flag, mode=mode.name, clips=self.clips))
         generated = lengths.frames - lengths.context_frames
         check_at_least(lengths, num_clips=1, context_frames=1, frames=lengths.context_frames + 1)
-        check_at_least(self, start=0, revisit=1, guidance=0)
-        if self.revisit and self.frames is not None:
-            raise ValueError("revisit says how many frames there are: leave frames out")
+        if self.save_videos and self.out.resolve().is_relative_to(self.clips.resolve()):
+            raise ValueError(
+                f"out must be outside of {self.clips}: saved videos would be clips of it"
+            )
+        self._check_metrics(generated)
+        for strategy in self.strategies():
+            if mode is LIKELIHOOD and not strategy.has_schedule:
+                raise ValueError(f"teacher_forced compares schedules: leave {strategy} out")
+            strategy.check()
+        self.sampling(GenerationDefaults())
+        self.labelled_models()
+        super().__post_init__()
+
+    def _check_metrics(self, generated: int) -> None:
+        """Raise ValueError unless the networks of metrics are known and take so many frames."""
         if self.lpips_heads is not None and self.lpips_backbone is None:
             raise ValueError("lpips_heads needs lpips_backbone as well")
-        if self.teacher_forced and not self.is_this_process:
-            raise ValueError("teacher_forced runs in this process: leave --workers out")
-        asked = [name for name in ("drift", "revisit", "teacher_forced") if getattr(self, name)]
-        if len(asked) > 1:
-            raise ValueError(f"one thing at a time: leave all but one of {', '.join(asked)} out")
-        for flag, names in (("perceptual", PERCEPTUAL), ("efd_detector", IMAGES)):
+        for flag, names in (("perceptual", PERCEPTUAL), ("efd_detector", EFD)):
             given = getattr(self, flag)
             if given is not None and name_and_file(given)[0] not in names:
                 known = " or ".join(names)
@@ -128,19 +129,16 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
                 raise ValueError(f"{name} scales no frames: fvd_resize must be crop or stretch")
             if generated < (least := MIN_FRAMES if name is None else I3D_FRAMES):
                 raise ValueError(f"FVD needs {least} or more generated frames, got {generated}")
-        if (self.drift or self.revisit) and self.fvd_detector is not None:
-            raise ValueError(f"{asked[0]} is measured frame by frame: leave fvd_detector out")
-        for strategy in self.strategies():
-            if self.teacher_forced and not strategy.has_schedule:
-                raise ValueError(f"teacher_forced compares schedules: leave {strategy} out")
-            strategy.check()
-        self.sampling(GenerationDefaults())
-        self.labelled_models()
-        super().__post_init__()
 
     @property
-    def of_images(self) -> bool:
-        return self.clips.is_file()  # of prompts
+    def mode(self) -> Mode:
+        """What is measured: by flags, of which one at most is given, or by a file of prompts."""
+        asked = [name for name in BY_FLAG if getattr(self, name) != getattr(EvaluateOptions, name)]
+        if self.clips.is_file():
+            return IMAGES
+        if len(asked) > 1:
+            raise ValueError(f"one mode at a time: leave all but one of {', '.join(asked)} out")
+        return BY_FLAG[asked[0]] if asked else CONTINUATION
 
     @property
     def lengths(self) -> Protocol:
@@ -148,18 +146,14 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
         names = [field.name for field in fields(Protocol)]
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         lengths = replace(PROTOCOLS[self.protocol], **given)
-        if self.frames is None and (self.drift or self.revisit):
-            coming = 2 * self.revisit + 1 if self.revisit else DRIFT_FRAMES
-            lengths = replace(lengths, frames=lengths.context_frames + coming)
+        if self.frames is None and (generated := self.mode.generated(self)) is not None:
+            lengths = replace(lengths, frames=lengths.context_frames + generated)
         return lengths
 
     @property
     def frames_read(self) -> tuple[int, int]:
         """Frames to read of a clip at least and at most."""
-        given, frames = self.lengths.context_frames, self.lengths.frames
-        if self.revisit:
-            return given, given
-        return given + 1 if self.drift else frames, frames
+        return self.mode.read(self.lengths.context_frames, self.lengths.frames)
 
     def strategies(self) -> list[Strategy]:
         """Return raster and the other strategies, each once."""
@@ -167,14 +161,11 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
 
     def names(self) -> list[str]:
         """Return the baselines and strategies that each clip is measured with, in order."""
-        strategies = [strategy.name for strategy in self.strategies()]
-        if self.teacher_forced or self.of_images:
-            return strategies
-        return [*(REVISIT_BASELINES if self.revisit else BASELINES), *strategies]
+        return [*self.mode.baselines, *(strategy.name for strategy in self.strategies())]
 
     def drawing(self, defaults: GenerationDefaults) -> SamplingOptions:
         """Return options of sampling: of clips the same for every model, whatever its defaults."""
-        return self.sampling(defaults if self.of_images else GenerationDefaults())
+        return self.sampling(defaults if self.mode is IMAGES else GenerationDefaults())
 
     def labelled_models(self) -> dict[str, str]:
         """Return name or folder of each model by its label."""
@@ -186,18 +177,18 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
 
     def settings(self, dtype: DTypeName) -> dict[str, Any]:
         """Return what numbers depend on beside the contents of files, in JSON types."""
-        names = ("start", "seed", "device", "backend", "fvd_resize", "drift", "revisit")
-        if self.of_images:
-            names = "seed", "device", "backend", "temperature", "top_k", "top_p", "guidance"
-            return {**{name: getattr(self, name) for name in names}, "dtype": dtype}
+        common = {"seed": self.seed, "device": self.device, "backend": self.backend, "dtype": dtype}
+        if self.mode is IMAGES:
+            names = "temperature", "top_k", "top_p", "guidance"
+            return common | {name: getattr(self, name) for name in names}
         return {
-            **{name: getattr(self, name) for name in names},
+            **common,
+            **{name: getattr(self, name) for name in ("start", "fvd_resize", "revisit")},
             "revisit_actions": list(self.revisit_actions),
             "context_frames": self.lengths.context_frames,
             "num_frames": self.lengths.frames,
             "fps": self.lengths.fps,
             "sampling": asdict(self.sampling(GenerationDefaults())),
-            "dtype": dtype,
         }
 
 

@@ -34,6 +34,7 @@ from diagd.evaluation.comparison import (
     grouped,
     per_horizon,
 )
+from diagd.evaluation.modes import CONTINUATION, DRIFT, REVISIT
 from diagd.evaluation.options import ReportOptions
 from diagd.evaluation.results import (
     BASELINES,
@@ -95,7 +96,7 @@ def write_side_by_side(path: Path, cells: dict[str, Tensor], fps: float) -> None
     write_video(path, torch.stack(sheets)[:, :even_height, :even_width], fps, crf=20)
 
 
-MARKERS = {  # of a strategy that is lossless so: marker, label
+MARKERS = {  # a strategy's promise -> marker, label
     "tokens": ("o", "raster's tokens"),
     "no": ("x", "other tokens"),
 }
@@ -122,7 +123,7 @@ def plot_frontier(rows: list[Row], path: Path) -> None:
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.margins(x=0.15, y=0.15)
         axis.grid(alpha=0.3, which="both")
-    kinds = {row["lossless"] for row in table.shown}
+    kinds = {row["promise"] for row in table.shown}
     for kind, (marker, words) in MARKERS.items():
         if kind in kinds and len(kinds) > 1:
             axes[0, 0].plot([], [], marker, color="0.4", label=words)
@@ -145,7 +146,7 @@ def _draw_frontier(axis: Any, points: list[Row], column: Column, color: str, mod
     line = [speeds[n] for n in joined], [values[n] for n in joined]
     axis.plot(*line, lw=1, color=color, label=model)
     for n, (row, speed, value) in enumerate(zip(points, speeds, values, strict=True)):
-        axis.plot(speed, value, MARKERS[row["lossless"]][0], color=color)
+        axis.plot(speed, value, MARKERS[row["promise"]][0], color=color)
         up, va = ((-1, "top"), (1, "bottom"))[n % 2]  # neighbours on different sides
         style = {"textcoords": "offset points", "rotation": 30 * up, "va": va}
         axis.annotate(row["strategy"], (speed, value), (4, 5 * up), fontsize=8, **style)
@@ -253,17 +254,7 @@ def main(options: ReportOptions) -> dict[str, Any]:
     out = options.out or options.results
     figures = out / "figures"
     groups, table = grouped(results), compare(results)
-    settings = results.runs[-1]["settings"]
-    if settings["drift"]:
-        plot_drift(table, figures / "drift.png")
-        plots = {"figures/drift.png": "Means over clips, by eights of frames after the given ones."}
-        measured = [Section("Drift", table, table.notes, plots)]
-    elif settings["revisit"]:
-        plot_horizons(groups, figures / "revisit.png")
-        plots = {"figures/revisit.png": "Likeness to the last given frame, mean over clips."}
-        measured = [Section("Away and back", table, table.notes, plots)]
-    else:
-        measured = _quality_sections(table, groups, figures)
+    measured = _SECTIONS[results.runs[-1]["mode"]](table, groups, figures)
     runs = [{"run": run["run"], "options": run["options"]} for run in results.runs]
     sections = [
         *measured,
@@ -282,6 +273,18 @@ def main(options: ReportOptions) -> dict[str, Any]:
     return {"page": str(page), "markdown": str(markdown), "rows": table.rows}
 
 
+def _drift_sections(table: Table, groups: Groups, figures: Path) -> list[Section]:
+    plot_drift(table, figures / "drift.png")
+    plots = {"figures/drift.png": "Means over clips, by eights of frames after the given ones."}
+    return [Section("Drift", table, table.notes, plots)]
+
+
+def _revisit_sections(table: Table, groups: Groups, figures: Path) -> list[Section]:
+    plot_horizons(groups, figures / "revisit.png")
+    plots = {"figures/revisit.png": "Likeness to the last given frame, mean over clips."}
+    return [Section("Away and back", table, table.notes, plots)]
+
+
 def _quality_sections(table: Table, groups: Groups, figures: Path) -> list[Section]:
     plot_frontier(table.rows, figures / "frontier.png")
     plot_horizons(groups, figures / "horizons.png")
@@ -296,6 +299,11 @@ def _quality_sections(table: Table, groups: Groups, figures: Path) -> list[Secti
     ]
 
 
+_SECTIONS = {
+    CONTINUATION.name: _quality_sections,
+    DRIFT.name: _drift_sections,
+    REVISIT.name: _revisit_sections,
+}
 _READING = (
     "Means over clips and generated frames; brackets are 95% bootstrap intervals over clips. Speed "
     "and steps are medians over clips of decoding alone. raster is next-token prediction; k=K is "
@@ -317,13 +325,18 @@ _FRONTIER = (
 )
 
 
+_ACTIONS = {
+    CONTINUATION.name: "the recorded actions",
+    DRIFT.name: "the recorded actions, over again where a clip ends",
+    REVISIT.name: "actions that lead away and back",
+}
+
+
 def _lead(results: Results) -> str:
     settings = results.runs[-1]["settings"]
     generated = settings["num_frames"] - settings["context_frames"]
     clips = len({record["clip"] for record in results.clips})
-    actions = "the recorded actions" + ", over again where a clip ends" * settings["drift"]
-    if settings["revisit"]:
-        actions = "actions that lead away and back"
+    actions = _ACTIONS[results.runs[-1]["mode"]]
     sampling = settings["sampling"]
     drawn = "greedy decoding"
     if sampling["temperature"]:

@@ -5,7 +5,7 @@ A run line says how the lines after it came about: options, commit, device, vers
     {"kind": "run", "run": 0, "settings": {...}, "models": {...}, "commit": ..., "device": ...}
     {"kind": "clip", "run": 0, "model": "doom", "strategy": "k=1", "clip": "clip_7", "seed": ...,
      "quality": {"psnr": [one a frame]}, "features": {"tfd": {...}}, "stats": {...},
-     "tokens": {...}, "lossless": "no", "video": ...}
+     "tokens": {...}, "promise": "no", "video": ...}
 
 Lines of a strategy (`raster`, `k=1`, `exact`: see `diagd.decoding.strategies.table`) hold its
 tokens as well. In its place may stand a baseline: `truth` (features only), `reconstruction` (by the
@@ -39,7 +39,7 @@ REVISIT_BASELINES = ("reconstruction", CHANCE)
 # what lines have, beside their kind
 OF_CLIPS = "run", "model", "strategy", "clip", "video"
 OF_RUNS = (
-    *("run", "settings", "metrics", "models", "clips", "tokenizer", "options"),
+    *("run", "mode", "settings", "metrics", "models", "clips", "tokenizer", "options"),
     *("commit", "device", "torch", "threads", "python"),
 )
 
@@ -110,7 +110,7 @@ def check_same(path: Path, before: Results, run: Record) -> None:
         then, now = (
             {f"model {label}": one["models"][label] for label in sorted(models)}
             | {f"clip {name}": one["clips"][name] for name in sorted(clips)}
-            | {key: one[key] for key in ("tokenizer", "metrics")}
+            | {key: one[key] for key in ("mode", "tokenizer", "metrics")}
             | one["settings"]
             for one in (earlier, run)
         )

@@ -1,6 +1,7 @@
 """The released families that diagd knows, one line each; a checkpoint is the first one's to fit."""
 
-from diagd.families.chameleon import CHAMELEON, RYNNVLA, WORLDVLA
+from diagd.families.chameleon.images import CHAMELEON
+from diagd.families.chameleon.robots import RYNNVLA, WORLDVLA
 from diagd.families.cosmos import COSMOS
 from diagd.families.emu3 import EMU3
 from diagd.families.family import Family
@@ -8,7 +9,7 @@ from diagd.families.iris import IRIS
 from diagd.families.janus import JANUS
 from diagd.families.llamagen import LLAMAGEN, LLAMAGEN_T2I
 from diagd.families.mineworld import MINEWORLD
-from diagd.families.wham import WHAM
+from diagd.families.wham.convert import WHAM
 
 FAMILIES: tuple[Family, ...] = (
     WHAM,

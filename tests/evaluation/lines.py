@@ -21,7 +21,7 @@ def clip_line(strategy, clip, psnr=(), model="tiny", run=0, features=None, steps
             "num_fed": 15,
             "num_dropped_frames": 0,
         }
-    decoding = {"tokens": pack(np.arange(15)), "lossless": "no"} if steps else {}
+    decoding = {"tokens": pack(np.arange(15)), "promise": "no"} if steps else {}
     packed = {name: pack(np.array(values)) for name, values in (features or {}).items()}
     return {
         "kind": "clip",
@@ -43,7 +43,6 @@ def run_line(*models, run=0):
         "num_frames": 5,
         "context_frames": 2,
         "seed": 7,
-        "drift": False,
         "revisit": None,
         "dtype": "float32",
         "sampling": {"temperature": 1.0, "top_k": None, "top_p": 0.9},
@@ -51,6 +50,7 @@ def run_line(*models, run=0):
     return {
         "kind": "run",
         "run": run,
+        "mode": "continuation",
         "settings": settings,
         "metrics": dict.fromkeys(("lpips", "stlpips", "fvd", "fid", "efd")),
         "models": dict.fromkeys(models or ("tiny",), "0123456789ab"),

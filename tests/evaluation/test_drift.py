@@ -20,7 +20,7 @@ def line(strategy, clip, num_frames, true_frames, seed, steps=None):
 
 def results_of(lines):
     run = run_line()
-    return Results([run | {"settings": run["settings"] | {"drift": True}}], lines)
+    return Results([run | {"mode": "drift"}], lines)
 
 
 def test_every_eight_of_frames_is_compared_with_all_true_frames():

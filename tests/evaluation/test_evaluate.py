@@ -9,7 +9,8 @@ import diagd
 from diagd.backends import prepare
 from diagd.data.video import read_video
 from diagd.decoding.teacher_forcing import strategy_nll
-from diagd.evaluation.evaluate import ClipMeter, choose_clips, clips_after
+from diagd.evaluation.evaluate import choose_clips
+from diagd.evaluation.meters import Meter, clips_after
 from diagd.evaluation.results import BASELINES, read_results, unpack
 from diagd.families.clip_files import find_clips
 from diagd.metrics.perceptual import short_sha256
@@ -44,7 +45,7 @@ def evaluate(command, world, clips, tmp_path):
 def lines_of(folder):
     """Return clip lines by key, without what differs from run to run."""
     results = read_results(folder / "results.jsonl")
-    kept = ("quality", "features", "tokens", "lossless", "seed", "frame_size_px")
+    kept = ("quality", "features", "tokens", "promise", "seed", "frame_size_px")
     return {(r["strategy"], r["clip"]): {name: r.get(name) for name in kept} for r in results.clips}
 
 
@@ -90,13 +91,13 @@ def test_a_killed_run_goes_on_where_it_was(evaluate, tmp_path, monkeypatch):
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:5]) + lines[5][:40])  # killed while it wrote the fifth clip
     measured = []
-    original = ClipMeter.__call__
+    original = Meter.__call__
 
     def counting(self, task):
         measured.append(task)
         return original(self, task)
 
-    monkeypatch.setattr(ClipMeter, "__call__", counting)
+    monkeypatch.setattr(Meter, "__call__", counting)
     outcome = evaluate()
     assert outcome.document["measured"] == len(measured) == len(whole) - 4
     assert lines_of(tmp_path / "out") == whole
@@ -212,15 +213,21 @@ def test_fvd_is_in_the_table_with_its_warning(evaluate, world, tmp_path):
         (("--models", "absent"), "no model at 'absent'"),
         (("--models", "a=doom", "a=doom"), "models must be distinct and at least one"),
         (("--protocol", "vpt"), "cosmos.*wham.*mc-ar"),
-        (("--drift", "--teacher-forced"), "one thing at a time: .* drift, teacher_forced out"),
+        (("--drift", "--teacher-forced"), "one mode at a time: .* teacher_forced, drift out"),
         (("--drift", "--fvd-detector", "absent.pt", "--frames", 20), "drift is measured frame by"),
-        (("--revisit", 2), "revisit says how many frames there are: leave frames out"),
+        (("--revisit", 2), "revisit sets the number of frames: leave frames out"),
         (("--revisit", 0), "revisit must be at least 1, got 0"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_written(flags, message, evaluate, tmp_path):
     evaluate(*flags).assert_refused(message)
     assert not (tmp_path / "out").exists()
+
+
+def test_videos_are_not_saved_among_the_clips(evaluate, clips):
+    outcome = evaluate("--save-videos", "--out", clips / "later" / "out")
+    outcome.assert_refused("out must be outside of .*: saved videos would be clips of it")
+    assert not (clips / "later").exists()
 
 
 def test_a_clip_that_is_too_short_is_named_before_anything_is_measured(evaluate, tmp_path, clips):

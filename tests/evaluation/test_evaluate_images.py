@@ -72,7 +72,8 @@ def test_strategies_are_compared_with_raster_on_each_text(evaluate, folder, thei
             line = by_key[text, name]
             quality = line["quality"]
             assert unpack(line["tokens"]).tolist() == image.tokens[..., :-1].tolist()
-            assert line["stats"]["num_steps"] == image.stats.num_steps
+            if name != "exact":  # whose lanes follow how long steps take here
+                assert line["stats"]["num_steps"] == image.stats.num_steps
             if name == "raster":
                 assert quality.keys() == {"nll"}
             else:

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import diagd
-from diagd.evaluation.evaluate import ClipMeter, Task
+from diagd.evaluation.meters import METERS, Task
 from diagd.evaluation.options import EvaluateOptions
 from diagd.evaluation.results import unpack
 from diagd.metrics.quality import frame_features, psnr, ssim
@@ -31,7 +31,8 @@ def meter_of(world, clips, **changes):
         "save_videos": True,
     }
     options = EvaluateOptions(**values | changes)
-    return ClipMeter(options, "float32", dict.fromkeys(options.labelled_models(), options.backend))
+    backends = dict.fromkeys(options.labelled_models(), options.backend)
+    return METERS[options.mode](options, "float32", backends)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def test_a_schedule_s_line_is_what_the_pipeline_gives(strategy, steps, meter, wo
     }
     assert record["stats"]["num_steps"] == steps
     np.testing.assert_array_equal(unpack(record["tokens"]), video.tokens)
-    assert record["lossless"] == ("tokens" if strategy == "raster" else "no")
+    assert record["promise"] == ("tokens" if strategy == "raster" else "no")
     assert (record["model"], record["strategy"], record["clip"]) == ("tiny", strategy, "clip_1")
     assert record["seed"] == seed_of("clip_1", 5)
     assert record["frame_size_px"] == [HEIGHT_PX, WIDTH_PX]

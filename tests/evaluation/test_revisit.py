@@ -11,6 +11,7 @@ def test_one_stands_still_before_turning_back():
 
 def test_the_last_frame_is_compared_with_the_turning_point_and_with_chance():
     run = run_line()
+    run["mode"] = "revisit"
     run["settings"] |= {"revisit": 2, "revisit_actions": ["left", "right"]}
     lines = [
         clip_line("k=1", "a", (25.0, 15, 10, 16, 24), steps=9),

@@ -91,9 +91,9 @@ def test_distances_compare_with_the_truth_of_the_same_clips():
         }
 
 
-def with_tokens(line, tokens, fed, lossless="no"):
+def with_tokens(line, tokens, fed, promise="no"):
     line["stats"]["num_fed"] = fed
-    return line | {"tokens": pack(np.array(tokens)), "lossless": lossless}
+    return line | {"tokens": pack(np.array(tokens)), "promise": promise}
 
 
 def test_agreement_is_with_raster_on_the_same_clips():
@@ -108,9 +108,9 @@ def test_agreement_is_with_raster_on_the_same_clips():
     rows = {row["strategy"]: row for row in summarize(Results([run_line()], lines))}
     assert (rows["raster"]["equal_to_raster"], rows["raster"]["fed_per_token"]) == (1, 1)
     assert (rows["exact"]["equal_to_raster"], rows["exact"]["fed_per_token"]) == (0.5, 2)
-    assert (rows["exact"]["lossless"], rows["exact"]["num_steps"]) == ("tokens", 2)
+    assert (rows["exact"]["promise"], rows["exact"]["num_steps"]) == ("tokens", 2)
     assert rows["copy"]["equal_to_raster"] is rows["copy"]["fed_per_token"] is None
-    assert rows["copy"]["lossless"] is None
+    assert rows["copy"]["promise"] is None
 
 
 def test_clips_of_a_strategy_are_in_order_whatever_steps_each_took():

@@ -77,7 +77,7 @@ def test_everything_that_is_printed_fits_80_columns(capsys, monkeypatch):
 
 def test_lossless_strategies_are_told_apart_in_the_legend(tmp_path, monkeypatch):
     rows = summarize(results_with_every_metric())
-    rows[0]["lossless"] = "tokens"
+    rows[0]["promise"] = "tokens"
     drawn = []
     monkeypatch.setattr(report, "save_figure", lambda figure, path: drawn.append(figure))
     plot_frontier(rows, tmp_path / "frontier.png")

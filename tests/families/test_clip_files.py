@@ -11,7 +11,7 @@ from diagd.data.actions import ActionVocabulary, write_actions
 from diagd.data.video import read_video, resize, write_video
 from diagd.families.clip_files import find_clips
 from diagd.families.mineworld import MinecraftActions
-from diagd.families.wham import WHAMActions
+from diagd.families.wham.actions import WHAMActions
 from tests.data.encoding import encode_video
 from tests.worlds import smooth_frames
 

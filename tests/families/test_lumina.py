@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import diagd
-from diagd.families.chameleon import ChameleonPrompts
+from diagd.families.chameleon.images import ChameleonPrompts
 from diagd.families.checkpoints import find_model
 from tests.families.images import check_int8, check_prices, diagonal_image, raster_images
 from tests.families.test_janus_chameleon import _write_vqgan

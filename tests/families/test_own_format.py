@@ -14,7 +14,7 @@ from diagd.families.checkpoints import (
 from diagd.families.cosmos import CosmosTokenizer
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.mineworld import MinecraftActions
-from diagd.families.wham import WHAMActions
+from diagd.families.wham.actions import WHAMActions
 from diagd.pipeline.world_folder import load_parts, save_checkpoint
 from tests.families.cosmos.scripts import write_scripts
 from tests.golden import FIXTURES

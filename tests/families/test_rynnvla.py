@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 import diagd
 from diagd.data.actions import write_actions
 from diagd.data.video import read_video, write_image, write_video
-from diagd.families.chameleon import SENTENCE_OF_TWO
+from diagd.families.chameleon.robots import SENTENCE_OF_TWO
 from diagd.families.checkpoints import find_model
 from tests import oracles
 from tests.families import test_worldvla as one_camera

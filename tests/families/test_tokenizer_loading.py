@@ -6,7 +6,7 @@ import torch
 
 from diagd.families.checkpoints import find_model, load_tokenizer, tokenizer_of
 from diagd.families.cosmos import CosmosTokenizer
-from diagd.families.wham import WHAMTokenizer
+from diagd.families.wham.tokenizer import WHAMTokenizer
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from diagd.weight_files import read_torch_file, tensors_of
 from tests.families.cosmos.scripts import write_scripts

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from diagd.families.wham import FIRST_IDS, WHAMActions, actions_of_rows
+from diagd.families.wham.actions import FIRST_IDS, WHAMActions, actions_of_rows
 from tests.golden import FIXTURES
 
 FIXTURE = FIXTURES / "wham_actions.json"

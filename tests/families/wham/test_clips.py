@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from diagd.families.wham import npz_actions, npz_frames, npz_length
+from diagd.families.wham.convert import npz_actions, npz_frames, npz_length
 
 T, HEIGHT_PX, WIDTH_PX = 7, 6, 10
 IMAGES = np.random.default_rng(0).integers(0, 256, (T, 3, HEIGHT_PX, WIDTH_PX), dtype=np.uint8)

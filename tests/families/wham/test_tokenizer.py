@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from diagd.families.wham import (
+from diagd.families.wham.tokenizer import (
     TOKENIZER_PREFIX,
     ViTVQGAN,
     ViTVQGANConfig,
