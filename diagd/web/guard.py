@@ -36,7 +36,11 @@ def listen(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, *_, address = found[0]
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        return socket.create_server(address, family=family, dualstack_ipv6=both)
+        listening = socket.create_server(address, family=family, dualstack_ipv6=both)
+        # connections inherit it, and asyncio leaves it to us: an answer's end waited 40 ms for a
+        # word of the client
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+        return listening
     except (socket.gaierror, UnicodeError) as error:  # also: a label that is empty, or too long
         raise ValueError(f"cannot listen on {host!r}: {error.args[-1]}") from None
     except OSError as error:
