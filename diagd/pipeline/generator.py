@@ -257,14 +257,8 @@ class VideoGenerator:
             contexts = [picture[:0] for picture in contexts]
             tokens = [one.prompt[0] for one in said]
         num_context = [len(grids) for grids in contexts]
-        # grids of several frames are painted behind the first one, which may not leave the context
-        needs_first, held = self.tokenizer.temporal_compression > 1, self.config.frames_held
-        for prompt, count in zip(prompts, num_context, strict=True):
-            if needs_first and count + num_grids > held:
-                raise ValueError(
-                    f"{len(prompt.frames)} frames and {num_frames} to come are "
-                    f"{count + num_grids} grids, the model holds {held}"
-                )
+        for prompt, grids in zip(prompts, contexts, strict=True):
+            self.check_held(len(prompt.frames), len(grids), num_frames)
         max_slots, keep_frames = self._windows(num_context)
         model = self.guided(guidance, said)
         read = [isinstance(clip, Prompt) for clip, *_ in rows]  # by one who has their notes
@@ -287,10 +281,29 @@ class VideoGenerator:
         )
         videos = []
         for context, written, prompt in zip(contexts, out.tokens, prompts, strict=True):
-            grids = torch.cat([context, written]) if needs_first else written
-            pixels = self.tokenizer.decode(grids)[-num_frames:].cpu()
+            pixels = self.paint(context, written, num_frames)
             videos.append(GeneratedVideo(pixels, written, out.stats, prompt.fps))
         return videos if is_batch(frames) else videos[0]
+
+    def check_held(self, context_frames: int, context_grids: int, num_frames: int) -> None:
+        """Refuse more frames than the model holds where all are painted behind the first grid."""
+        taken, held = context_grids + self.num_grids(num_frames), self.config.frames_held
+        if self.tokenizer.temporal_compression > 1 and taken > held:
+            raise ValueError(
+                f"{context_frames} frames and {num_frames} to come are {taken} grids, the model "
+                f"holds {held}"
+            )
+
+    def paint(self, context: Tensor, written: Tensor, num_frames: int) -> Tensor:
+        """Return the last frames, (num_frames, H_px, W_px, 3) uint8, of grids where the model is.
+
+        Args:
+            context: (m, height, width) int64, what stands before those `written`; grids of several
+                frames are painted behind the first one.
+        """
+        needs_first = self.tokenizer.temporal_compression > 1
+        grids = torch.cat([context, written]) if needs_first else written
+        return self.tokenizer.decode(grids)[-num_frames:].cpu()
 
     def read_text(
         self, text: str | Tensor | None, pictures: Tensor | None = None

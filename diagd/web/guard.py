@@ -6,7 +6,7 @@ import os
 import re
 import socket
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -196,10 +196,15 @@ class JSONError(ValueError):
     place: str | None = None
 
 
-def read_json(adapter: TypeAdapter[T], data: bytes | str, kind: str) -> T:
-    """Validate a JSON document, or raise ValueError with the first error and its place."""
+def read_json(adapter: TypeAdapter[T], data: bytes | str | Mapping[str, str], kind: str) -> T:
+    """Validate a JSON document, or raise ValueError with the first error and its place.
+
+    Of the fields of a form, which are texts, numbers are read.
+    """
     try:
-        return adapter.validate_json(data)
+        if isinstance(data, bytes | str):
+            return adapter.validate_json(data)
+        return adapter.validate_python(data, strict=False)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         text = first["msg"].removeprefix("Value error, ")

@@ -17,9 +17,10 @@ from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import StartScene
 from diagd.web.model_thread import Painter, tried
 from diagd.web.play.messages import Begin, Message
-from diagd.web.play.player import MAX_RECORDED_FRAMES, MAX_UPLOAD_BYTES, Note, Player
+from diagd.web.play.player import MAX_RECORDED_FRAMES, Note, Player
 from diagd.web.play.session import Controls, SessionLog
 from diagd.web.play.welcome import describe, offered
+from diagd.web.uploads import MAX_UPLOAD_BYTES
 
 logger = logging.getLogger("diagd.play")
 GONE, TRY_LATER, WRONG, CRASHED = 1000, 1013, 1008, 1011  # codes that close a socket

@@ -15,40 +15,33 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from diagd.pipeline.generator import VideoGenerator
-from diagd.pipeline.options import DecodingFlags, SamplingFlags
 from diagd.web.guard import STRICT
 from diagd.web.serve.errors import ApiError, refusing
 from diagd.web.serve.scheduler import Job, Update, Updates
+from diagd.web.serve.settings import MAX_IMAGES, Settings
 
-MAX_IMAGES, MAX_PREVIEWS = 10, 64  # of a request, and of an image
+MAX_PREVIEWS = 64  # of an image
 MAX_PROMPT = 32_000  # characters, as there
 GREY = 128  # of what is not written yet
 KEPT_PICTURES, KEPT_SECONDS = 256, 600.0  # those that were asked for by address
 QUALITY = {"png": {}, "jpeg": {"quality": 95, "subsampling": 0}, "webp": {"quality": 90}}
 
 
-@dataclass(frozen=True, config=STRICT)
-class ImageRequest:
-    """An image to make; null stands for what is not given. The fields below are not OpenAI's."""
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ImageRequest(Settings):
+    """An image to make, by the names of OpenAI's API; guidance and how it is written are ours."""
 
     prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT)]
-    model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] | None = None
     size: str | None = None  # width x height
     response_format: Literal["b64_json", "url"] | None = None
     output_format: Literal["png", "jpeg", "webp"] | None = None
-    stream: bool | None = None
     partial_images: Annotated[int, Field(ge=0, le=MAX_PREVIEWS)] | None = None
     quality: Literal["auto", "standard"] | None = None  # there is one
     background: Literal["auto", "opaque"] | None = None
     moderation: Literal["auto", "low"] | None = None  # there is none
     user: str | None = None  # not read
-    strategy: Annotated[str, Field(max_length=100)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63 - MAX_IMAGES)] | None = None
     guidance: Annotated[float, Field(ge=0, le=1000)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_k: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
 
 
 IMAGE_REQUEST = TypeAdapter(ImageRequest)
@@ -84,14 +77,8 @@ def image_jobs(
             raise ValueError("this model reads texts as vectors, one at a time: it is not served")
     with refusing("guidance"):
         model = world.guided(asked.guidance, [] if said is None else [said])
-    with refusing("strategy"):
-        strategy = DecodingFlags(strategy=asked.strategy).decoding(world.defaults, world.height)
-        world.check(strategy)
-    flags = SamplingFlags(temperature=asked.temperature, top_k=asked.top_k, top_p=asked.top_p)
-    with refusing(None):
-        sampling = world.sampling(flags.sampling(world.defaults))
-    seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
-    updates = Updates()
+    strategy, sampling = asked.writing(world)
+    seed, updates = asked.seed_or_random(), Updates()
     return [
         Job(
             prompt=prompt,

@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -22,9 +22,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from torch import Tensor
 
 from diagd.backends.devices import device_of
 from diagd.console import make_console
+from diagd.data.video import encode_video
 from diagd.decoding.engine import Batch
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.guard import listen, read_body, read_json, server_config, url_of
@@ -47,9 +49,20 @@ from diagd.web.serve.images import (
 from diagd.web.serve.metrics import MEDIA_TYPE, Metrics
 from diagd.web.serve.options import ServeOptions
 from diagd.web.serve.scheduler import BusyError, Job, Scheduler, Update
+from diagd.web.serve.videos import (
+    MEDIA_TYPES,
+    Continuation,
+    VideoRequest,
+    continuation,
+    decode_clip,
+    painted,
+    read_request,
+)
+from diagd.web.uploads import MAX_SECONDS_OF_UPLOAD, MAX_UPLOAD_BYTES
 
 logger = logging.getLogger("diagd.serve")
 MAX_JSON_BYTES = 256 * 2**10
+MAX_CLIP_BYTES = MAX_UPLOAD_BYTES * 4 // 3 + MAX_JSON_BYTES  # as base64, with what else is asked
 MAX_SECONDS_OF_BODY = 30.0
 ACCEPTED = b": accepted\n\n"  # a comment among events
 
@@ -80,7 +93,7 @@ class Service:
         self.world: VideoGenerator | None = None
         self.scheduler: Scheduler | None = None
         self.failure: Exception | None = None  # of loading
-        self.thread = ThreadPoolExecutor(1, "model")
+        self.thread, self.decoders = ThreadPoolExecutor(1, "model"), asyncio.Semaphore(2)
         self.metrics, self.pictures = Metrics(lambda: self.scheduler), Pictures()
         self.app = create_app(self)
         self.gate = Gate(self.app, options.keys(), self.metrics)
@@ -113,12 +126,15 @@ class Service:
         await self.scheduler.run()
 
     async def picture(self, update: Update, output_format: str) -> bytes:
-        """Paint an update; what is done by the CPU alone is done beside the model."""
+        """Return the file of an image, or of what is written of it."""
         assert self.world is not None
-        assert self.scheduler is not None
-        is_idle = not self.scheduler.running
-        pixels = await self.painter.submit(partial(paint, self.world, update), is_idle)
+        pixels = await self.paint(partial(paint, self.world, update))
         return await asyncio.to_thread(encode, pixels, output_format)
+
+    def paint(self, painting: Callable[[], Tensor]) -> asyncio.Future[Tensor]:
+        """Paint beside the model, or with all its threads while nothing is written."""
+        assert self.scheduler is not None
+        return self.painter.submit(painting, is_idle=not self.scheduler.running)
 
     @contextlib.asynccontextmanager
     async def running(
@@ -172,6 +188,31 @@ class Service:
         if options.log_prompts:
             notes["prompt"] = asked.prompt
         return jobs
+
+    async def continuation(
+        self, asked: VideoRequest, data: bytes, request: Request
+    ) -> Continuation:
+        """Return the job of a request, which its line in the log tells of."""
+        notes, world = request.scope[NOTES], self.world
+        assert world is not None
+        async with self.decoders:
+            frames = await decode_clip(world, asked, data)
+        given = world, asked, frames, notes["client"], self.options.max_frames
+        video = await self.painter.submit(partial(continuation, *given))  # its clip is tokenized
+        notes |= {"frames": video.num_frames, "strategy": video.job.strategy.name}
+        notes["seed"] = video.job.seed
+        return video
+
+    async def video(
+        self, asked: VideoRequest, video: Continuation, written: list[Tensor]
+    ) -> bytes | list[bytes]:
+        """Return the file of a video, or its frames as PNG."""
+        assert self.world is not None
+        pixels = await self.paint(partial(painted, self.world, video, written))
+        if asked.output_format == "frames":
+            return await asyncio.to_thread(lambda: [encode(one, "png") for one in pixels])
+        suffix = asked.output_format or "mp4"
+        return await asyncio.to_thread(encode_video, pixels, video.fps, suffix)
 
     def close(self) -> None:
         """End what runs in the model's thread, and beside it."""
@@ -261,7 +302,54 @@ def create_app(service: Service) -> FastAPI:
             return await streamed(image_events(service, asked, jobs, request))
         return JSONResponse(await finished_images(service, asked, jobs, request))
 
+    @app.post("/v1/videos/continuations")
+    async def videos(request: Request) -> Response:
+        body = await read_body(request, MAX_CLIP_BYTES, MAX_SECONDS_OF_UPLOAD)
+        asked, data = await read_request(body, request)
+        if asked.model is not None:
+            service.check_name(asked.model)
+        video = await service.continuation(asked, data, request)
+        if asked.stream:
+            return await streamed(video_events(service, asked, video, request))
+        return await finished_video(service, asked, video, request)
+
     return app
+
+
+async def finished_video(
+    service: Service, asked: VideoRequest, video: Continuation, request: Request
+) -> Response:
+    """Answer with the file, or with all frames as pictures."""
+    async with service.running([video.job], request) as updates:
+        written = [update.tokens async for _, update in updates]
+        made = await service.video(asked, video, written)
+    about = {"seed": video.job.seed, "fps": video.fps, "notes": video.notes}
+    if isinstance(made, list):
+        pictures = [{"b64_json": base64_of(picture)} for picture in made]
+        return JSONResponse({"created": int(time.time()), **about, "data": pictures})
+    # of notes, which are words of ours, letters that headers have not are escaped
+    headers = {f"x-diagd-{name}": json.dumps(value) for name, value in about.items()}
+    return Response(made, media_type=MEDIA_TYPES[asked.output_format or "mp4"], headers=headers)
+
+
+async def video_events(
+    service: Service, asked: VideoRequest, video: Continuation, request: Request
+) -> AsyncIterator[bytes]:
+    """Answer with an event as each grid of frames is written, and for the whole."""
+    about = {"seed": video.job.seed, "fps": video.fps, "notes": video.notes}
+    written, count = list[Tensor](), len(video.job.actions)
+    async with service.running([video.job], request) as updates:
+        yield ACCEPTED
+        async for _, update in updates:
+            written.append(update.tokens)
+            yield event("video_continuation.progress", {"written": len(written), "of": count})
+        made = await service.video(asked, video, written)
+    for number, picture in enumerate(made if isinstance(made, list) else []):
+        told = {"frame": number, "b64_json": base64_of(picture)}
+        yield event("video_continuation.frame", told)
+    if isinstance(made, bytes):
+        about["b64_json"] = base64_of(made)
+    yield event("video_continuation.completed", {"created_at": int(time.time()), **about})
 
 
 async def finished_images(
