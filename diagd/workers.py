@@ -93,23 +93,13 @@ def _do_with_ray(
     tasks: Sequence[Task], make: Callable[[], Worker[Task, Result]], pool: Pool
 ) -> Iterator[tuple[Task, Result | ValueError]]:
     require("--workers", "ray")
-    if pool.address is None:  # Ray's processes listen to the network: who knows no token is refused
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        os.environ["RAY_AUTH_MODE"] = "token"
-    import ray  # takes seconds, and one process needs none
+    ray = start_ray(pool.address)
     from ray.exceptions import RayActorError
     from ray.util import ActorPool
 
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(
-        address=pool.address,
-        include_dashboard=False if pool.address is None else None,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
     count, cpus, gpus = min(pool.workers, len(tasks)), pool.worker_cpus, pool.worker_gpus
     try:
-        _check_resources(count, {"CPU": cpus, "GPU": gpus}, ray.cluster_resources())
+        check_resources(count, {"CPU": cpus, "GPU": gpus}, ray.cluster_resources())
         start: Any = ray.remote(_Actor).options(
             num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=RETRIES
         )
@@ -130,7 +120,24 @@ def _do_with_ray(
         ray.shutdown()
 
 
-def _check_resources(
+def start_ray(address: str | None) -> Any:
+    """Import Ray, and start it here or join a cluster; to be shut down by `ray.shutdown()`."""
+    if address is None:  # Ray's processes listen to the network: who knows no token is refused
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        os.environ["RAY_AUTH_MODE"] = "token"
+    import ray  # takes seconds, and one process needs none
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(
+        address=address,
+        include_dashboard=False if address is None else None,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    return ray
+
+
+def check_resources(
     count: int, shares: Mapping[str, float], available: Mapping[str, float]
 ) -> None:
     """Refuse more workers than there is room for, for which Ray would wait for ever."""

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -48,13 +49,19 @@ def refusing(param: str | None) -> Iterator[None]:
         raise ApiError(400, str(error), place, "invalid_value") from None
 
 
-def answer_api_error(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, ApiError)
-    return error.response()
+def handle_errors(app: FastAPI) -> None:
+    """Have an app answer errors in this form."""
+    app.add_exception_handler(ApiError, _answer)
+    app.add_exception_handler(HTTPException, _answer)
+    app.add_exception_handler(Exception, _answer)  # which is raised nonetheless, for the log
 
 
-def answer_http_error(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    told = ApiError(error.status_code, str(error.detail), None, CODES.get(error.status_code))
-    told.headers |= error.headers or {}
+def _answer(_: Request, error: Exception) -> JSONResponse:
+    told = ApiError(500, "the server failed")
+    if isinstance(error, ApiError):
+        told = error
+    elif isinstance(error, HTTPException):
+        code = CODES.get(error.status_code)
+        told = ApiError(error.status_code, str(error.detail), None, code)
+        told.headers |= error.headers or {}
     return told.response()

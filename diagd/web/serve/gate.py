@@ -39,7 +39,7 @@ class Gate:
         self.app, self.metrics = app, metrics
         self.digests = [hashlib.sha256(key.encode()).digest() for key in keys]
         self.state: State = "loading"
-        self.num_open = 0  # requests under way
+        self.num_open = self.num_answered = 0  # requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -64,6 +64,7 @@ class Gate:
                 await self.app(scope, receive, told)
         finally:
             self.num_open -= 1
+            self.num_answered += 1
             self._count(scope, status, time.perf_counter() - started, notes)
 
     def _refuse(self, scope: Scope, notes: dict[str, Any]) -> ApiError | None:

@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 import secrets
 import time
 from collections import OrderedDict
@@ -160,11 +159,6 @@ def usage_of(jobs: list[Job]) -> dict[str, Any]:
         "total_tokens": read + written,
         "input_tokens_details": {"text_tokens": read, "image_tokens": 0},
     }
-
-
-def event(kind: str, document: dict[str, Any]) -> bytes:
-    """Format a server-sent event."""
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **document})}\n\n".encode()
 
 
 def base64_of(data: bytes) -> str:

@@ -1,6 +1,6 @@
 """Metrics for Prometheus: of requests as they end, of the model when they are asked for."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import psutil
@@ -15,14 +15,10 @@ SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
 
 
 class Metrics(Collector):
-    """Counts since the start, of one server.
+    """Counts since the start, of one server."""
 
-    Args:
-        scheduler: returns that of the model, once it is loaded.
-    """
-
-    def __init__(self, scheduler: Callable[[], Scheduler | None]) -> None:
-        self.scheduler = scheduler
+    def __init__(self) -> None:
+        self.scheduler: Scheduler | None = None  # of the model, once it is loaded here
         self.registry = CollectorRegistry()
         counter = partial(Counter, registry=self.registry)
         histogram = partial(Histogram, buckets=SECONDS, registry=self.registry)
@@ -40,7 +36,7 @@ class Metrics(Collector):
         yield GaugeMetricFamily(
             "diagd_resident_bytes", "memory of the process", psutil.Process().memory_info().rss
         )
-        if (scheduler := self.scheduler()) is None:
+        if (scheduler := self.scheduler) is None:
             return
         steps, batch = scheduler.batch.num_steps, scheduler.batch
         yield CounterMetricFamily("diagd_steps", "forward passes, shared by many", steps)

@@ -33,10 +33,15 @@ class ServeOptions(MachineFlags):
     max_frames: int = 64  # of a video
     max_seconds: float = 600  # from a request to its end
     drain_seconds: float = 60  # that requests under way are given when the server is told to end
+    replicas: int = 1  # processes with the model, each on a device of its own (Ray Serve)
+    replica_cpus: float = 1  # CPU share of each
+    replica_gpus: float = 0  # GPU share of each
+    address: str | None = None  # of a Ray cluster, such as ray://head:10001; default: one here
     log_prompts: bool = False  # write prompts into the log, too
 
     def __post_init__(self) -> None:
         check_at_least(self, max_videos=1, max_waiting=0, max_prompt_tokens=1, max_frames=1)
+        check_at_least(self, replicas=1, replica_cpus=0, replica_gpus=0)
         check_values(
             self,
             ("max_seconds", 0 < self.max_seconds < float("inf"), "above 0"),
@@ -58,6 +63,10 @@ class ServeOptions(MachineFlags):
                 f"host {self.host} lets others in: give --api-key or --api-keys, or --allow-anyone"
             )
         self.keys()
+
+    @property
+    def is_this_process(self) -> bool:
+        return self.replicas == 1 and self.address is None
 
     def keys(self) -> list[str]:
         """Read the keys, any of which lets a client in; none lets all in."""

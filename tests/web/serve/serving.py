@@ -18,6 +18,7 @@ from torch import Tensor
 from diagd.web.guard import listen
 from diagd.web.serve.scheduler import Scheduler
 from diagd.web.serve.server import ServeOptions, ServeServer
+from diagd.web.serve.service import Service
 from tests.web.play.serving import in_a_thread, wait_until
 
 IMAGES = "/v1/images/generations"
@@ -43,8 +44,13 @@ class Served:
         return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
 
     @property
+    def service(self) -> Service:
+        assert isinstance(self.server.service, Service)
+        return self.server.service
+
+    @property
     def scheduler(self) -> Scheduler:
-        scheduler = self.server.service.scheduler
+        scheduler = self.service.scheduler
         assert scheduler is not None
         return scheduler
 
@@ -57,7 +63,7 @@ class Served:
             begun.set()
             released.wait(60)
 
-        self.server.service.thread.submit(hold)
+        self.service.thread.submit(hold)
         begun.wait(60)
         try:
             yield
@@ -74,11 +80,12 @@ def serving(model: Path, loads: bool = True, **options: Any) -> Iterator[Served]
     server = ServeServer(record)
     released = threading.Event()
     if not loads:
+        assert isinstance(server.service, Service)
         server.service.thread.submit(released.wait, 60)
     with in_a_thread(server, listening), contextlib.ExitStack() as opened:
         opened.callback(released.set)
         if loads:
-            wait_until(lambda: server.service.gate.state == "ready")
+            wait_until(lambda: server.gate.state == "ready")
         yield Served(server, f"http://127.0.0.1:{listening.getsockname()[1]}", opened)
 
 

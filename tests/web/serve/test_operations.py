@@ -214,4 +214,4 @@ def test_a_server_that_is_told_to_end_finishes_what_runs_and_refuses_what_comes(
         line.sendall(body[-1:])
         assert line.recv(15) == b"HTTP/1.1 200 OK"
     out, _ = process.communicate(timeout=60)
-    assert (process.returncode, json.loads(out)["frames"]) == (0, 10)
+    assert (process.returncode, json.loads(out)["requests"] > 3) == (0, True)
