@@ -1,9 +1,16 @@
-.PHONY: check quick test test-pythons test-oldest test-gpu gpu-report test-triton test-amx test-avx2 test-slow asan wheels release-check bench demo docs report notebooks reproduce
+.PHONY: check format quick test test-pythons test-oldest test-gpu gpu-report test-triton test-amx test-avx2 test-slow asan wheels release-check bench demo docs report notebooks reproduce
+
+SCRIPTS = $(shell git ls-files '*.cpp' '*.h' '*.js')
 
 check:
 	ruff format --check .
 	ruff check .
+	clang-format --dry-run -Werror $(SCRIPTS)
 	nice pyright
+
+format:
+	ruff format .
+	clang-format -i $(SCRIPTS)
 
 quick:
 	pytest -q --quick -m "not gpu and not slow and not download"

@@ -39,22 +39,22 @@ _IMPORTED_BY = os.getpid()
 class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
     """Several episodes in one world, generated side by side as one batch of the engine.
 
-    Each shows what a `GymEnv` with its seed would. They begin together and end together, after
-    `max_episode_steps`; the step after that begins the next ones (Gymnasium's NEXT_STEP).
+    Each equals a `GymEnv` with its seed. All start together and end together, after
+    `max_episode_steps`; the next step starts new ones (Gymnasium's NEXT_STEP).
 
     Args:
-        world: as of `GymEnv`.
-        num_envs: how many.
-        max_episode_steps: where episodes are truncated; None: nowhere.
-        render_mode: `rgb_array`, or None.
-        scenes: folder of clips and images to start from, in place of the model's own; the first one
-            that looks like nothing that the world has learned is warned of.
-        context_frames: frames of a scene that an episode goes on from, or as many as the shortest
-            scene has. Default: as the model's makers have it.
-        strategy: how to decode, by name or as a value.
-        sampling: how tokens are drawn; the model's own by default.
-        dtype: of a world that is named, as of `VideoGenerator.from_pretrained`: `auto`, `fastest`,
-            `int8`, a dtype of torch.
+            world: as for `GymEnv`.
+            num_envs: number of episodes.
+            max_episode_steps: length after which episodes are truncated; None: never.
+            render_mode: `rgb_array`, or None.
+            scenes: folder of clips and images to start from, instead of the model's own; the first
+                one unlike the model's training data raises a warning.
+            context_frames: frames of a scene in the context, or fewer if the shortest scene has
+                fewer. Default: the model's own.
+            strategy: decoding strategy, by name or as a value.
+            sampling: sampling options; default: the model's own.
+            dtype: for a world given by name, as in `VideoGenerator.from_pretrained`: `auto`,
+                `fastest`, `int8`, or a dtype of torch.
     """
 
     def __init__(
@@ -75,18 +75,18 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         check_at_least(self, num_envs=1, max_episode_steps=1)
         if render_mode not in (None, *RENDER_MODES):
             raise ValueError(f"render_mode must be rgb_array or None, got {render_mode!r}")
-        if os.getpid() != _IMPORTED_BY:  # PyTorch would wait for threads that a fork has not
+        if os.getpid() != _IMPORTED_BY:  # PyTorch would wait for threads that a fork does not have
             torch.set_num_threads(1)
         if not isinstance(world, VideoGenerator):
             world = VideoGenerator.from_pretrained(world, dtype=dtype)
         elif dtype != "auto":
-            raise ValueError(f"this world is loaded, in {world.dtype}: leave dtype out")
+            raise ValueError(f"dtype must be left out: this world is loaded, in {world.dtype}")
         if world.vocabulary is None:
-            raise ValueError("this model takes no actions, so there is nothing to do in its world")
-        self.world, self.names = world, world.vocabulary.names  # of actions, by their numbers
+            raise ValueError("this model takes no actions, so it cannot be an environment")
+        self.world, self.names = world, world.vocabulary.names  # action names, by number
         self.strategy, self.sampling = as_strategy(strategy), sampling
         world.check(self.strategy, sampling)
-        self.scenes = _read_scenes(world, scenes, context_frames)  # all have as many frames
+        self.scenes = _read_scenes(world, scenes, context_frames)  # all equally long
         if scenes is not None:
             world.warn_of_foreign(scene.frames for scene in self.scenes)
         self.single_action_space = Discrete(len(self.names))
@@ -101,11 +101,11 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         self.render_mode = render_mode
         self.randoms = [seeding.np_random()[0] for _ in range(num_envs)]
         self._engine: DecodingEngine | None = None
-        self._frames: Frames | None = None  # (B, H_px, W_px, 3), seen last
+        self._frames: Frames | None = None  # (B, H_px, W_px, 3), latest
         self._num_steps, self._scene_names = (
             0,
             np.empty(0, object),
-        )  # since, and the scenes of, a reset
+        )  # since a reset, and its scenes
 
     def reset(
         self,
@@ -113,10 +113,10 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Frames, dict[str, Any]]:
-        """Begin all episodes, as `GymEnv.reset`; seeds count on from one, or are one for each."""
+        """Start all episodes, as `GymEnv.reset`; seeds count up from one, or are given for each."""
         options = options or {}
         if not np.all(options.get("reset_mask", True)):
-            raise ValueError("episodes of one batch begin together: reset_mask must be all True")
+            raise ValueError("reset_mask must be all True: episodes of one batch start together")
         if isinstance(seed, int | np.integer):
             seed = range(int(seed), int(seed) + self.num_envs)
         if seed is not None and len(seed) != self.num_envs:
@@ -138,7 +138,7 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         return self._frames.copy(), self._info(scene=self._scene_names)
 
     def _info(self, **values: NDArray[Any]) -> dict[str, Any]:
-        """Return values of all episodes, each with its mask, as Gymnasium has them."""
+        """Return values of all episodes, each with its mask, in Gymnasium's format."""
         return values | {f"_{name}": np.ones(self.num_envs, bool) for name in values}
 
     def _scene(self, wanted: str | int) -> StartScene:
@@ -152,22 +152,22 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
     def step(
         self, actions: NDArray[np.int64]
     ) -> tuple[Frames, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
-        """Act in every episode; or begin all anew, where the last step ended them.
+        """Apply an action in every episode; or restart all, if the last step ended them.
 
-        Of each, `info` has the `scene` that it began with, the name of the `action`, and the number
-        of the `frame`, counted from 1 since then.
+        `info` has, for each, its start `scene`, the name of the `action`, and the number of the
+        `frame`, counted from 1 at the start.
         """
         rewards, never = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
         if self._num_steps == self.max_episode_steps:
             frames, info = self.reset()
             return frames, rewards, never, never.copy(), info
         if self._engine is None:
-            raise ResetNeeded("reset comes before step")
+            raise ResetNeeded("reset must be called before step")
         if not self.action_space.contains(np.asarray(actions)):
             raise ValueError(f"action must be in {self.action_space}, got {actions!r}")
-        ids = [self.world.action_ids([self.names[action]], 1, "frame") for action in actions]
+        ids = [self.world.ids_of([self.names[action]]) for action in actions]
         (tokens,) = self._engine.decode(self.strategy, torch.cat(ids), 1)
-        # one by one: a batch of pictures is rounded otherwise here and there, by one of 255
+        # one by one: a batch of images differs by 1 of 255 in a few pixels
         pictures = [self.world.tokenizer.decode(grid[None]).cpu() for grid in tokens]
         self._frames = torch.cat(pictures).numpy()
         self._num_steps += 1
@@ -180,7 +180,7 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         return self._frames.copy(), rewards, never, truncated, info
 
     def render(self) -> tuple[Frames, ...] | None:
-        """Return the frames that were seen last, where the render mode is `rgb_array`."""
+        """Return the latest frames, if the render mode is `rgb_array`."""
         if self.render_mode is None or self._frames is None:
             return None
         return tuple(self._frames.copy())
@@ -189,16 +189,16 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
 class GymEnv(gymnasium.Env[Frames, np.int64]):
     """A world model as an environment (`gymnasium.Env`); registered as `diagd/World-v0`.
 
-    The reward is always 0.0, and no episode terminates. `reset` draws a start scene, or begins at
-    that of `options={"scene": name_or_number}`; `info["scene"]` is its name. The same seed and the
-    same actions give the same episode again. Old frames leave the context when it is full.
-    `episodes`, a batch of one, has the `world`, its `scenes`, and the `names` of its actions by
-    their numbers.
+    The reward is always 0.0, and no episode terminates. `reset` draws a start scene, or uses that
+    of `options={"scene": name_or_number}`; `info["scene"]` is its name. The same seed and actions
+    repeat an episode. Old frames leave the context when it is full. `episodes`, a batch of one,
+    has the `world`, its `scenes`, and the `names` of its actions by number.
+
 
     Args:
         world: a `VideoGenerator`, the name of a bundled model, or a folder.
         render_mode: `rgb_array`, or None.
-        settings: scenes, context_frames, strategy, sampling and dtype, as of `GymVectorEnv`.
+        settings: scenes, context_frames, strategy, sampling and dtype, as for `GymVectorEnv`.
     """
 
     metadata: dict[str, Any] = {"render_modes": RENDER_MODES}  # noqa: RUF012 (gymnasium's)
@@ -217,20 +217,20 @@ class GymEnv(gymnasium.Env[Frames, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Frames, dict[str, Any]]:
-        """Begin an episode; return the last frame of its scene."""
+        """Start an episode; return the last frame of its scene."""
         super().reset(seed=seed)
         self.episodes.randoms = [self.np_random]
         (frame,), info = self.episodes.reset(options=options)
         return frame, {"scene": info["scene"][0]}
 
     def step(self, action: np.int64) -> tuple[Frames, float, bool, bool, dict[str, Any]]:
-        """Return the frame that an action leads to, 0.0, False, False, scene, action and frame."""
+        """Apply an action; return the next frame, 0.0, False, False, and its info."""
         (frame,), *_, info = self.episodes.step(np.array([action]))
         own = {name: value[0] for name, value in info.items() if not name.startswith("_")}
         return frame, 0.0, False, False, own
 
     def render(self) -> Frames | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the frame that was seen last, where the render mode is `rgb_array`."""
+        """Return the latest frame, if the render mode is `rgb_array`."""
         shown = self.episodes.render()
         return None if shown is None else shown[0]
 
@@ -247,7 +247,7 @@ def _read_scenes(
         folder = world.source and world.source.folder
         found = model_scenes(folder, world, wanted) if folder else []
     if not found:
-        raise ValueError(f"nowhere to start: no clip or image in {folder}, name a folder as scenes")
+        raise ValueError(f"no start scene: {folder} has no clip or image, give a folder as scenes")
     length = min(len(scene.frames) for scene in found)
     return [
         replace(one, frames=one.frames[-length:], actions=one.actions[len(one.frames) - length :])

@@ -2,7 +2,9 @@
 document.addEventListener("click", (event) => {
   const { world } = event.target.dataset ?? {};
   if (!world) return;
-  const frame = Object.assign(document.createElement("iframe"), { src: world, title: "A world to walk in" });
+  const frame = document.createElement("iframe");
+  frame.src = world;
+  frame.title = "A world to walk in";
   frame.allow = "gamepad; fullscreen; cross-origin-isolated";
   event.target.closest(".world").querySelector("img").replaceWith(frame);
   event.target.remove();

@@ -1,6 +1,6 @@
 """Time the kernels that the compilers at hand build for a kind of processor, side by side.
 
-    python runs/compilers.py --march x86-64-v3 --out docs/results/compilers.json
+    python runs/compilers.py --march x86-64-v3 --out docs/results/avx2/compilers.json
 
     git worktree add ../before COMMIT
     python runs/compilers.py --compilers g++ --before ../before

@@ -100,4 +100,4 @@ python -m runs.sharpness --data "$work" --out docs/results/world/sharpness.json 
   --tokenizers before="$work/near/tokenizer" after="$work/sharp5/tokenizer"
 python -m runs.acceptance --data "$work"
 python -m runs.acceptance --data "$work" --models maze=maze --scenarios maze
-cp work/acceptance/acceptance.md work/acceptance/*.webp docs/results/world/
+cp work/acceptance/{acceptance.md,doom.webp,turns.webp} docs/results/world/

@@ -80,8 +80,7 @@ def bench_rows(name: str, dtype: str) -> dict[str, dict[str, Any]]:
 
 
 def exact_runs(name: str) -> dict[str, dict[str, float]]:
-    record = json.loads((RESULTS / "exact" / name).read_text(encoding="utf-8"))
-    return record.get("strategies") or record["ways"]  # as older files call them
+    return json.loads((RESULTS / "exact" / name).read_text(encoding="utf-8"))["strategies"]
 
 
 def table(head: list[str], lines: list[list[str]]) -> str:
@@ -180,7 +179,7 @@ def exact_table() -> str:
     for name in names:
         rows = single[name], half[name]
         lines.append(
-            [f"`{name}`", f"{rows[0]['passes_a_frame']:.0f}", f"{rows[0]['fed_per_token']:.1f}"]
+            [f"`{name}`", f"{rows[0]['steps_a_frame']:.0f}", f"{rows[0]['fed_per_token']:.1f}"]
             + [f"{row['frames_per_second']:.1f} ({row['over_raster']:.1f}x)" for row in rows]
             + [f"{rows[0]['tokens_equal_to_raster']:.0%}"]
         )
@@ -302,9 +301,7 @@ def exact_figure() -> Figure:
         lanes, gains = zip(*points, strict=True)
         axis.plot(lanes, gains, marker="o", color=color, label=f"time, {label}")
     runs = exact_runs("exact.json")
-    points = [
-        (int(name[12:]), run["fewer_passes"]) for name, run in runs.items() if "lanes" in name
-    ]
+    points = [(int(name[12:]), run["fewer_steps"]) for name, run in runs.items() if "lanes" in name]
     lanes, fewer = zip(*points, strict=True)
     axis.plot(lanes, fewer, marker="s", linestyle="--", color=GREY, label="steps")
     axis.set(xlabel="tokens fed in a step, at most", ylabel="times over raster", ylim=(0, None))

@@ -95,7 +95,7 @@ def read_exact(work: Path) -> Numbers:
 def exact_ranges() -> Ranges:
     ranges = {}
     for name in ("exact,lanes=16", "exact,lanes=32"):
-        steps = exact_runs("exact.json")[name]["passes_a_frame"]
+        steps = exact_runs("exact.json")[name]["steps_a_frame"]
         # which drafts are fed first has been changed since
         ranges[f"{name}, steps a frame"] = (0.8 * steps, 1.1 * steps)
         ranges[f"{name}, share of raster's tokens"] = (1.0, 1.0)

@@ -77,7 +77,7 @@ def prepare(folder: Path) -> None:
     shutil.copytree(ROOT / "docs", folder, ignore=shutil.ignore_patterns("*.md"))
     docs = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*")]
     waiting = [path for path in docs if path.endswith((".md", ".ipynb"))] + [*ALSO]
-    done: set[str] = set()
+    done = {"README.md"}  # links to it lead to docs/index.md
     while waiting:
         source = waiting.pop()
         if source in done:

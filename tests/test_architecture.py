@@ -256,6 +256,19 @@ print({"torch", "tyro", "numpy"} & set(sys.modules), time.process_time() < 1)
     assert (done.stdout, done.stderr) == ("set() True\n", "")
 
 
+CODE = [path for kind in ("cpp", "h", "js", "wgsl") for path in sorted(PACKAGE.rglob(f"*.{kind}"))]
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: path.name)
+def test_code_that_ruff_does_not_read_fits_a_hundred_columns(path):
+    """Shaders have no formatter; what clang-format cannot break, a person does."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    wrong = {
+        number for number, line in enumerate(lines, 1) if len(line) > 100 or line != line.rstrip()
+    }
+    assert not wrong
+
+
 def test_every_file_and_folder_has_its_layer():
     names = {path.stem if path.is_file() else path.name for path in PACKAGE.iterdir()}
     listed = [name for layer in LAYERS for name in layer]

@@ -15,11 +15,20 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [
     *sorted(ROOT.glob("*.md")),
-    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("d[eo]*/**/*.md")),  # dev and docs
     *sorted(ROOT.glob("diagd/assets/*/README.md")),
 ]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
-PATH = re.compile(r"`((?:diagd|docs|runs|tests)/[\w./*-]+)`")
+PATH = re.compile(r"`((?:dev|diagd|docs|runs|tests)/[\w./*-]+)`")
+FOLDERS = ("dev", "diagd", "docs", "runs", "tests")
+# a file named in a comment, by its last folders or by all
+FILE = re.compile(r"(?<![\w./*-])[\w./-]*\w\.(?:cpp|h|js|md|py|sh|wgsl|yaml)\b(?![\w(/])")
+SOURCES = [
+    path
+    for folder in FOLDERS
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in (".cpp", ".h", ".js", ".py", ".wgsl")
+]
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -41,6 +50,28 @@ def test_relative_links_lead_somewhere(page):
 @every_page
 def test_paths_in_the_text_exist(page):
     missing = [path for path in PATH.findall(page.read_text()) if not any(ROOT.glob(path))]
+    assert not missing
+
+
+def comments(path: Path) -> list[str]:
+    """Return what is no code: comments, and docstrings of Python."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return re.findall(r"/\*[\s\S]*?\*/|//.*", text)
+    found = re.finditer(r'(^\s*)?("""[\s\S]*?"""|#.*)', text, flags=re.MULTILINE)
+    return [m[2] for m in found if m[1] is not None or m[2][0] == "#"]
+
+
+def test_files_named_in_comments_exist():
+    files = [*ROOT.glob("*"), *(p for folder in FOLDERS for p in (ROOT / folder).rglob("*"))]
+    endings = {path.parts[n:] for path in files for n in range(len(ROOT.parts), len(path.parts))}
+    missing = [
+        (path.relative_to(ROOT).as_posix(), name)
+        for path in SOURCES
+        for comment in comments(path)
+        for name in FILE.findall(comment)
+        if Path(name.lstrip("./")).parts not in endings
+    ]
     assert not missing
 
 
@@ -96,7 +127,9 @@ def test_the_pages_of_the_site_are_whole(tmp_path):
     site.prepare(folder)
     index = (folder / "index.md").read_text(encoding="utf-8")
     assert "(tutorials/your-own-model.md)" in index
+    assert "data-world" in index  # not the README, to which RELEASING.md links
     assert (folder / "source/CONTRIBUTING.md").is_file()
+    assert not list(folder.rglob("LOG.md"))  # it is for developers
     assert (folder / "source/diagd/assets/maze/README.md").read_text().startswith("\n# maze")
     assert "````python\n" in (folder / "source/runs/report.py.md").read_text(encoding="utf-8")
     assert "- [exact.json](exact.json)" in (folder / "results/exact/listing.md").read_text()

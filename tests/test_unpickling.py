@@ -110,7 +110,7 @@ def test_functions_cannot_be_put_into_one_another(whole, tmp_path):
         for name in source.namelist():
             target.writestr(name, content if name.endswith("data.pkl") else source.read(name))
     with pytest.raises(
-        ValueError, match=r"f\.pt: damaged checkpoint: a function of torch would be"
+        ValueError, match=r"f\.pt: damaged checkpoint: the pickle changes a function of torch"
     ):
         read_torch_file(tmp_path / "f.pt")
 
@@ -136,7 +136,7 @@ def test_tensors_of_more_numbers_than_a_file_holds_are_refused(change, is_old, t
     weights, path = {"w": change(torch.ones(2, 3))}, tmp_path / "w.pt"
     torch.save(weights, path, _use_new_zipfile_serialization=not is_old)
     with pytest.raises(
-        ValueError, match=r"w\.pt: its tensors claim \d+ bytes, and it has \d+: exp"
+        ValueError, match=r"w\.pt: its tensors need \d+ bytes, the file has \d+: exp"
     ):
         read_torch_file(path)
 
@@ -144,7 +144,7 @@ def test_tensors_of_more_numbers_than_a_file_holds_are_refused(change, is_old, t
 def test_a_tensor_under_a_thousand_names_is_refused_and_tied_weights_are_not(tmp_path):
     weight = torch.ones(300, 10)
     torch.save({f"layers.{i}": weight for i in range(1000)}, tmp_path / "shared.pt")
-    with pytest.raises(ValueError, match=r"shared\.pt: its tensors claim 12000000 bytes"):
+    with pytest.raises(ValueError, match=r"shared\.pt: its tensors need 12000000 bytes"):
         read_torch_file(tmp_path / "shared.pt")
     torch.save({"embedding": weight, "head": weight}, tmp_path / "tied.pt")
     assert list(read_torch_file(tmp_path / "tied.pt")) == ["embedding", "head"]
@@ -226,14 +226,12 @@ def test_an_array_of_other_size_than_its_bytes_is_refused(arrays):
         b"K\x02G" + b"\x40" + b"\0" * 7 + b"\x86",
     ):
         arrays.write_bytes(content.replace(b"K\x02K\x03\x86", shape)[11:])  # without the frame
-        with pytest.raises(
-            ValueError, match=r"expected dicts of NumPy's float arrays, got another"
-        ):
+        with pytest.raises(ValueError, match=r"expected dicts of NumPy's float arrays, got others"):
             read_arrays(arrays)
 
 
 @pytest.mark.parametrize("kept", [0, 2, 40, 150, -1])
 def test_a_truncated_pickle_of_arrays_is_one_line_with_the_path(kept, arrays):
     arrays.write_bytes(pickle.dumps(TREE, protocol=4)[:kept])
-    with pytest.raises(ValueError, match=r"arrays\.ckpt: no pickle of arrays, or a truncated one"):
+    with pytest.raises(ValueError, match=r"arrays\.ckpt: not a pickle of arrays, or truncated"):
         read_arrays(arrays)

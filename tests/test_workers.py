@@ -73,7 +73,7 @@ def test_without_tasks_no_worker_is_made():
 def test_processes_of_ray_s_do_what_one_process_does():
     pool = Pool(workers=2, worker_cpus=0.5)
     done = sorted(told(do_tasks([2, 13, 3, 4], partial(Halver, 0), pool)))
-    assert done == [*HALVED, (13, "4 processes died of it")]
+    assert done == [*HALVED, (13, "worker process crashed 4 times on this task")]
     with pytest.raises(ValueError, match="no -1"):
         list(do_tasks([2, 3], partial(Halver, -1), pool))
 
@@ -108,8 +108,8 @@ def test_who_does_not_know_the_token_runs_no_code_in_workers():
 @pytest.mark.parametrize(
     ("count", "shares", "message"),
     [
-        (3, {"CPU": 1.5}, "3 workers of 1.5 CPUs each need more than the 4 there are"),
-        (1, {"CPU": 1, "GPU": 1}, "1 workers of 1 GPUs each need more than the 0 there are"),
+        (3, {"CPU": 1.5}, "3 workers of 1.5 CPUs each need more than the 4 available"),
+        (1, {"CPU": 1, "GPU": 1}, "1 workers of 1 GPUs each need more than the 0 available"),
     ],
 )
 def test_more_than_there_is_is_refused(count, shares, message):

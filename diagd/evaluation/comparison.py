@@ -12,7 +12,7 @@ from rich.console import Console
 
 from diagd.console import print_table
 from diagd.decoding.teacher_forcing import gap_to_raster
-from diagd.evaluation.modes import CONTINUATION, DRIFT, IMAGES, LIKELIHOOD, REVISIT
+from diagd.evaluation.options import CONTINUATION, DRIFT, IMAGES, LIKELIHOOD, REVISIT
 from diagd.evaluation.results import BASELINES, CHANCE, RASTER, Record, Results, unpack
 from diagd.metrics.frechet import PUBLISHED_FRAMES, frechet_distance
 

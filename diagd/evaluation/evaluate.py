@@ -1,12 +1,12 @@
 """Compare strategies on recorded clips: quality, speed, steps, agreement with raster.
 
-Every clip is continued from its first frames under its recorded actions, by each model with each
-strategy and the same seed. Raster, the tokenizer's reconstruction and a copy of the last given
-frame are always in. A killed run resumes; `diagd report` turns results.jsonl into a page.
+Each model continues each clip from its first frames under the recorded actions, with each strategy
+and the same seed. Raster, the tokenizer's reconstruction and a copy of the last given frame are
+always included. A killed run resumes; `diagd report` turns results.jsonl into a page.
 
-Of a model of images every strategy makes an image of a text or a class under the same noise, and
-raster's stands in for the truth. A strategy's price is what raster's own tokens cost under its
-schedule, with the guidance under which they were drawn.
+With an image model, each strategy generates an image for each text or class with the same noise,
+and raster's image is the reference. The price of a strategy is the likelihood of raster's tokens
+under its schedule, with the same guidance.
 
     diagd evaluate --clips work/doom/heldout --num-clips 64 --out work/study
     diagd evaluate --model deepseek-ai/Janus-Pro-1B --prompts p.txt --out out
@@ -30,8 +30,7 @@ from diagd.console import make_console, track
 from diagd.data.video import write_image, write_video
 from diagd.evaluation.comparison import compare
 from diagd.evaluation.meters import METERS, Meter, Task
-from diagd.evaluation.modes import IMAGES
-from diagd.evaluation.options import EvaluateOptions
+from diagd.evaluation.options import IMAGES, EvaluateOptions
 from diagd.evaluation.results import (
     Record,
     appending,
@@ -52,9 +51,9 @@ from diagd.workers import do_tasks
 def choose_clips(
     clips: Path, num_clips: int | None, seed: int, limit: int | None = None
 ) -> list[str]:
-    """Draw clips of a folder, or prompts of a file; a larger draw of one seed has the smaller.
+    """Draw clips of a folder, or prompts of a file; with one seed, more include fewer.
 
-    Without a number all that are there are drawn, up to the `limit`.
+    Without a number: all, up to the `limit`.
     """
     what = "clips"
     if clips.is_dir():
@@ -62,7 +61,7 @@ def choose_clips(
     else:
         what, lines = "prompts", read_lines(clips, "folder of clips, or file of prompts,")
         if not (names := [name for line in lines if (name := line.strip())]):
-            raise ValueError(f"{clips}: expected a text or a class a line, got none")
+            raise ValueError(f"{clips}: expected one text or class per line, got none")
         if twice := [name for place, name in enumerate(names) if name in names[:place]]:
             raise ValueError(f"{clips}: {twice[0]!r} is there twice")
     if num_clips is None:
@@ -75,7 +74,7 @@ def choose_clips(
 
 
 def main(options: EvaluateOptions) -> dict[str, Any]:
-    """Measure what is not there yet, clips that `failed` before as well, and print the tables."""
+    """Measure what is missing, including clips that failed before, and print the tables."""
     device, models, mode = device_of(options.device), options.labelled_models(), options.mode
     fingerprints = {label: fingerprint(model_path(name)) for label, name in models.items()}
     limit = None if mode is IMAGES else options.lengths.num_clips
@@ -145,7 +144,7 @@ def _measure(
     make: Callable[[], Meter],
     failed: dict[str, str],
 ) -> int:
-    """Append a line for each task that has none yet, note those that fail, and count the others."""
+    """Append a line for each task without one; collect failures; return how many were measured."""
     num_measured = 0
     with appending(path) as append:
         before = read_results(path)

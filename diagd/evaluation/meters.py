@@ -20,8 +20,14 @@ from diagd.decoding.model import CausalModel
 from diagd.decoding.strategies.table import Strategy, parse_strategy
 from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.evaluation.comparison import walk
-from diagd.evaluation.modes import CONTINUATION, DRIFT, IMAGES, LIKELIHOOD, REVISIT
-from diagd.evaluation.options import EvaluateOptions
+from diagd.evaluation.options import (
+    CONTINUATION,
+    DRIFT,
+    IMAGES,
+    LIKELIHOOD,
+    REVISIT,
+    EvaluateOptions,
+)
 from diagd.evaluation.results import CHANCE, RASTER, Record, pack
 from diagd.families.clip_files import Clip, find_clips
 from diagd.metrics import quality

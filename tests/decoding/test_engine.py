@@ -222,7 +222,7 @@ def test_prompts_of_any_lengths_and_contexts_are_a_batch(name, strategy):
     with pytest.raises(ValueError, match="context_frames: expected 3 numbers, got 2"):
         diagd.generate_tokens(model_of(name), prompts, strategy, None, [1, 0], **options)
     with pytest.raises(
-        ValueError, match=r"prompt must be int64 .*, or as many of \(P,\), got .*\(1, 18\)"
+        ValueError, match=r"prompt must be int64 .*, or a list of \(P,\), got .*\(1, 18\)"
     ):
         diagd.generate_tokens(model_of(name), [one[None] for one in prompts], strategy, **options)
 
@@ -337,7 +337,7 @@ def test_actions_must_hold_ids_of_the_model(wrong, given_ids):
 @pytest.mark.parametrize(("num_action_tokens", "taken"), [(0, 30), (2, 32)])
 def test_context_frames_must_fit_in_the_prompt(num_action_tokens, taken):
     case = Case(num_action_tokens=num_action_tokens, prefix_length=14)  # 14 + 15 tokens
-    message = rf"^context_frames=2 take {taken} tokens, got a prompt of 29$"
+    message = rf"^context_frames=2 need {taken} tokens, got a prompt of 29$"
     with pytest.raises(ValueError, match=message):
         generate(model_of("own"), case, context_frames=2)
     with pytest.raises(ValueError, match=r"^context_frames must be 0 or more, got -1$"):
@@ -346,7 +346,7 @@ def test_context_frames_must_fit_in_the_prompt(num_action_tokens, taken):
 
 def test_a_prompt_that_fills_the_model_is_an_error():
     case = Case(prefix_length=300)
-    message = r"^prompt and one frame take 330 slots, the context holds 320$"
+    message = r"^prompt and one frame need 330 slots, the context holds 320$"
     with pytest.raises(ValueError, match=message):
         generate(model_of("own"), case)
 
@@ -361,8 +361,8 @@ def test_exactly_what_fits_needs_no_room_to_spare(context_frames):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"schedule": "exact"}, "strategy exact needs grid, the frames to generate"),
-        ({"grid": diagd.TokenGrid(4, 3, 5)}, "the schedule has a grid of its own, .*=3, .*=4"),
+        ({"schedule": "exact"}, "grid must be given for strategy exact"),
+        ({"grid": diagd.TokenGrid(4, 3, 5)}, "grid must be that of the schedule, .*=3, .*=4"),
     ],
 )
 def test_options_that_contradict_each_other_are_errors(options, message):
@@ -385,5 +385,5 @@ def test_a_schedule_of_another_number_of_frames_is_refused():
         model_of("own"), diagd.FrameFormat(case.height, case.width), batch_size=2
     )
     engine.prefill(case.prompt)
-    with pytest.raises(ValueError, match=r"^the schedule must be for .*=5, .*, got one for .*=3, "):
+    with pytest.raises(ValueError, match=r"^schedule must be for .*=5, .*, got one for .*=3, "):
         engine.decode(case.schedule, num_frames=5)

@@ -200,9 +200,9 @@ def test_every_place_has_its_own_range(temperature):
         ({"temperature": -0.1}, "temperature must be 0 or more, got -0.1"),
         ({"temperature": float("nan")}, "temperature must be 0 or more, got nan"),
         ({"temperature": 1e-46}, r"temperature above 0 must be at least 2\*\*-100, got 1e-46"),
-        ({"temperature": 1.0, "top_k": 0}, "top_k must be at least 1 and an int, got 0"),
-        ({"temperature": 1.0, "top_k": 5.0}, "top_k must be at least 1 and an int, got 5.0"),
-        ({"temperature": 1.0, "top_k": True}, "top_k must be at least 1 and an int, got True"),
+        ({"temperature": 1.0, "top_k": 0}, "top_k must be an int of at least 1, got 0"),
+        ({"temperature": 1.0, "top_k": 5.0}, "top_k must be an int of at least 1, got 5.0"),
+        ({"temperature": 1.0, "top_k": True}, "top_k must be an int of at least 1, got True"),
         ({"temperature": 1.0, "top_p": 1e-50}, r"top_p above 0 must be .*, got 1e-50"),
         ({"temperature": 1.0, "top_p": 0.0}, r"top_p must be in \(0, 1\], got 0.0"),
         ({"temperature": 1.0, "top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
@@ -221,8 +221,11 @@ def test_options_out_of_range_are_errors(options, message):
         ((0, 13), r"0 <= low < high <= 12, got low 0\.\.0, high 13\.\.13"),
         ((-1, 5), r"0 <= low < high <= 12, got low -1\.\.-1, high 5\.\.5"),
         ((5, 5), r"0 <= low < high <= 12, got low 5\.\.5, high 5\.\.5"),
-        (torch.ones(3, 2, 2, dtype=torch.int64), r"\(2, 3, 2\), ids, .*int64 of shape \(3, 2, 2\)"),
-        ((1.5, 3), r"\(2, 3, 2\), ids, got torch.float32 of shape \(2,\)"),
+        (
+            torch.ones(3, 2, 2, dtype=torch.int64),
+            r"ids of shape \(2, 3, 2\), .*int64 of shape \(3, 2, 2\)",
+        ),
+        ((1.5, 3), r"ids of shape \(2, 3, 2\), got torch.float32 of shape \(2,\)"),
     ],
 )
 def test_ranges_that_do_not_fit_are_errors(valid_range, message):

@@ -248,7 +248,7 @@ def test_the_context_holds_what_fits_once_no_actions_stand_before_its_first_fram
 
 def test_nothing_is_decoded_before_a_prefill():
     engine = diagd.DecodingEngine(model_of("own"), diagd.FrameFormat(3, 5, 2))
-    with pytest.raises(ValueError, match=r"^there is nothing to go on from: prefill comes before"):
+    with pytest.raises(ValueError, match=r"^prefill must be called before decode"):
         engine.decode("k=1", torch.full((1, 1, 2), NUM_VISUAL))
 
 
@@ -256,7 +256,7 @@ def test_sampling_changes_between_calls_of_decode_only():
     engine = open_stream(Case())
     frames = engine.decode(Case().schedule)
     next(frames)
-    with pytest.raises(ValueError, match=r"^sampling cannot change under way: close decode's gen"):
+    with pytest.raises(ValueError, match=r"^sampling cannot change while decoding: close the gen"):
         engine.set_sampling(diagd.SamplingOptions(1.0))
     frames.close()
     engine.set_sampling(diagd.SamplingOptions(1.0))
@@ -270,7 +270,7 @@ def test_a_prompt_that_leaves_no_room_is_an_error():
 
 
 def test_a_prompt_shorter_than_its_context_frames_is_an_error():
-    with pytest.raises(ValueError, match=r"^context_frames=2 take 30 tokens, got .* 16$"):
+    with pytest.raises(ValueError, match=r"^context_frames=2 need 30 tokens, got .* 16$"):
         open_stream(Case(), context_frames=2)
     with pytest.raises(ValueError, match=r"^context_frames=2 take 33 tokens, got .* 16$"):
         open_stream(Case(num_action_tokens=3), context_frames=2)
@@ -282,6 +282,8 @@ def test_a_schedule_for_other_frames_is_an_error():
     engine = open_stream(Case())
     with pytest.raises(ValueError, match=r"height=3, width=5\), got .*height=5, width=3\)$"):
         engine.decode(diagd.DiagonalSchedule(diagd.TokenGrid(1, 5, 3), 1))
+    with pytest.raises(ValueError, match=r"^row_lag must be in \[1, width=5\], got 6$"):
+        engine.decode("k=6", num_frames=1)
 
 
 def test_actions_are_checked_before_any_work():
@@ -331,7 +333,7 @@ def test_a_drop_that_leaves_nothing_to_start_from_is_an_error():
 
 @pytest.mark.parametrize("seed", [2**63, -(2**63) - 1])
 def test_a_seed_beyond_64_bits_is_an_error(seed):
-    with pytest.raises(ValueError, match=rf"^seed must fit 64 bits, got {seed}$"):
+    with pytest.raises(ValueError, match=rf"^seed must fit in 64 bits, got {seed}$"):
         open_stream(Case(batch_size=1), seed=seed)
 
 
@@ -342,7 +344,7 @@ def test_a_seed_is_a_whole_number(seed):
 
 
 def test_one_seed_or_one_a_row():
-    with pytest.raises(ValueError, match=r"^expected one seed for each of 2 batch rows, got 3$"):
+    with pytest.raises(ValueError, match=r"^expected one seed, or one per row \(2\), got 3$"):
         open_stream(Case(), seed=[1, 2, 3])
 
 
@@ -416,7 +418,7 @@ def test_broken_logits_end_the_frame_in_one_line_whatever_the_strategy(strategy,
     broken: Any = Breaking(model, 4, number)
     engine = diagd.DecodingEngine(broken, diagd.FrameFormat(3, 5), sampling=sampling)
     engine.prefill(torch.arange(16)[None] % NUM_VISUAL)  # one call; the others are steps
-    with pytest.raises(ValueError, match=r"no token can be drawn at frame 0, row \d, column \d "):
+    with pytest.raises(ValueError, match=r"no token can be sampled at frame 0, row \d, column \d "):
         list(engine.decode(strategy, num_frames=1))
 
 
@@ -427,8 +429,8 @@ def test_the_error_says_where_and_in_which_layer_numbers_broke():
         engine = diagd.DecodingEngine(prepared, diagd.FrameFormat(3, 5))
         engine.prefill(torch.arange(16)[None])
         message = (
-            r"no token can be drawn at frame 0, row 0, column 0 \(seen after step 15\): "
-            "the model's logits there are NaN or infinite, broken from layer 1 on"
+            r"no token can be sampled at frame 0, row 0, column 0 \(seen after step 15\): "
+            "the model produced NaN or infinite logits, first in layer 1"
         )
         with pytest.raises(ValueError, match=message):
             list(engine.decode("raster", num_frames=1))

@@ -300,5 +300,5 @@ def test_whether_there_is_a_prompt_follows_from_its_length(length):
     for name in ("sources", "positions", "steps", "targets"):
         assert torch.equal(getattr(one, name), getattr(other, name))
     assert (one.positions == length).any()
-    with pytest.raises(ValueError, match="an empty prompt needs conditioning tokens"):
+    with pytest.raises(ValueError, match="prompt must not be empty if no conditioning tokens"):
         teacher_view(case.schedule, SequenceLayout(case.grid))

@@ -193,10 +193,10 @@ def test_what_does_not_fit_is_refused_in_one_line(flags, message, evaluate, tmp_
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b" \n", "expected a text or a class a line, got none"),
+        (b" \n", "expected one text or class per line, got none"),
         (b"a\nb\na\n", "'a' is there twice"),
-        (b"\xff\xfe", "is no text file"),
-        (b"a " * 40, "text and image take"),
+        (b"\xff\xfe", ": expected a text file"),
+        (b"a " * 40, "text and image need"),
     ],
 )
 def test_bad_files_of_prompts_are_refused_in_one_line(content, message, evaluate, tmp_path):

@@ -91,7 +91,10 @@ def test_weights_of_our_config_under_another_name_are_of_no_family(kind, name, t
     weights = load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
     (torch.save if name.endswith("ckpt") else save_file)(weights, tmp_path / name)
-    with pytest.raises(ValueError, match=rf"{name}: beside a config of ours, .* model.safetensors"):
+    with pytest.raises(
+        ValueError,
+        match=rf"{name}: weights beside a config of ours must be named  model.safetensors",
+    ):
         load_model(tmp_path / name)
 
 
@@ -138,7 +141,7 @@ def test_a_missing_file_is_named(name, folder):
     ("text", "message"),
     [
         ("{", r"config\.json: not valid JSON: Expecting property name"),
-        ("\udcff", r"config\.json is no text file in UTF-8$"),
+        ("\udcff", r"config\.json: expected a text file in UTF-8$"),
         ("[1]", r"config\.json: expected a JSON object, got list"),
         (
             '{"depth": 3}',
@@ -175,7 +178,7 @@ def test_a_tampered_weight_file_is_refused(data, folder):
 def test_missing_and_unknown_tensors_are_counted_and_named(folder):
     edit_weights(folder, lm_head__weight=None, model__norm__weight=None, spare=torch.ones(1))
     message = (
-        r"model\.safetensors: does not fit the config: 2 missing tensors: model\.norm\.weight, "
+        r"model\.safetensors: does not match the config: 2 missing tensors: model\.norm\.weight, "
         r"lm_head\.weight; 1 unknown tensor: spare$"
     )
     with pytest.raises(ValueError, match=message):
@@ -262,11 +265,11 @@ def test_what_older_files_store_and_a_model_computes_is_left_out(name, folder):
     ("changes", "message"),
     [
         ({"max_positions": 10**12}, "config.json: max_positions must be at most 268435456, got 10"),
-        ({"max_positions": 2**28, "head_dim": 2**20}, "head_dim is 1048576, and there are"),
-        ({"num_layers": 2**28}, "num_layers is 268435456, and there are 21 tensors in all"),
+        ({"max_positions": 2**28, "head_dim": 2**20}, "head_dim is 1048576, but there are only"),
+        ({"num_layers": 2**28}, "num_layers is 268435456, but there are only 21 tensors"),
         ({"rope_step": 10**29}, r"rope_step must be at most 1e\+12, got 97-bit int"),
         ({"grid_height": 2**16, "grid_width": 2**16}, r"grid_height \* grid_width must be at most"),
-        ({"num_layers": 10**6}, "num_layers is 1000000, and there are 21 tensors in all"),
+        ({"num_layers": 10**6}, "num_layers is 1000000, but there are only 21 tensors"),
         ({"hidden_size": 2**28, "intermediate_size": 2**28}, "mis-shaped tensors"),
         ({"num_heads": 2**27, "num_kv_heads": 2**27}, r"num_heads \* head_dim must be at most"),
         ({"vocab_size": 2**62}, "vocab_size must be at most 268435456"),
@@ -291,9 +294,9 @@ OTHERS = "".join(f"\n{name}: {value}" for name, value in tiny_fields().items() i
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"hidden_size: [{DOUBLED}]", "its aliases make more than 65536 values of it"),
-        (MERGED, "its aliases make more than 65536 values of it"),
-        ("&a [*a]", "its aliases make more than 65536 values of it"),
+        (f"hidden_size: [{DOUBLED}]", "aliases expand to more than 65536 values"),
+        (MERGED, "aliases expand to more than 65536 values"),
+        ("&a [*a]", "aliases expand to more than 65536 values"),
         (
             f"hidden_size: 0x{'f' * 5000}{OTHERS}",
             "hidden_size must be at most 268435456, got 20000",

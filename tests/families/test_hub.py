@@ -155,7 +155,7 @@ def test_a_folder_of_that_name_comes_first(cache, tmp_path, monkeypatch):
 def test_a_repository_that_is_not_there_is_one_line(cache, command):
     message = (
         "no model at 'user/none', neither a file or folder nor on the Hugging Face Hub: "
-        "it cannot be reached, and the model was not downloaded before"
+        "the Hub cannot be reached, and the model is not in the cache"
     )
     with pytest.raises(FileNotFoundError, match=f"{message}$"):
         diagd.VideoGenerator.from_pretrained("user/none")

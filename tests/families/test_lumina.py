@@ -1,6 +1,6 @@
 """Lumina-mGPT in miniature: Chameleon whose rows end in a token, against Chameleon's class.
 
-Prompts and loop are those of its makers' `inference_solver.py`: the new-line token closes each row,
+Prompts and loop are those of its makers' inference script: the new-line token closes each row,
 and the other context of guidance begins with the image start.
 """
 

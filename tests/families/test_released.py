@@ -78,7 +78,7 @@ def change(name, edit, tmp_path):
         ),
         (
             lambda w: [w.pop(name) for name in list(w) if "tok_emb" in name],
-            r"model\.pt: no checkpoint of WHAM, IRIS, LlamaGen, .*, Janus, .*, MineWorld: ",
+            r"model\.pt: expected a checkpoint of WHAM, IRIS, LlamaGen, .*, Janus, .*, MineWorld, ",
         ),
     ],
 )
@@ -90,7 +90,7 @@ def test_a_checkpoint_that_does_not_fit_its_family_is_named(edit, message, tmp_p
 def test_a_folder_of_several_checkpoints_asks_which(tmp_path):
     for name in ("a.ckpt", "b.ckpt"):
         shutil.copy(FIXTURES / "wham_tiny" / "model.ckpt", tmp_path / name)
-    with pytest.raises(ValueError, match=r"several checkpoints \(a\.ckpt, b\.ckpt\): name the one"):
+    with pytest.raises(ValueError, match=r"several checkpoints \(a\.ckpt, b\.ckpt\): name one of"):
         find_model(tmp_path)
 
 

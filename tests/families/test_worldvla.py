@@ -249,7 +249,7 @@ def test_actions_are_seven_numbers():
 
 def test_a_picture_to_go_on_from_is_asked_for(folder, command):
     refused = command("generate", "--model", folder, "--actions", "none")
-    refused.assert_refused(r"no .*prompt\.mp4 to go on from: give --prompt")
+    refused.assert_refused(r"prompt not found: .*prompt\.mp4, give --prompt")
     refused = command("attention", "--model", folder)
     refused.assert_refused("sequences that begin with a frame, which those of .* do not")
 
@@ -267,6 +267,6 @@ def test_a_text_tokenizer_of_other_software_is_one_line(folder, tmp_path):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     words = json.loads((folder / "tokenizer.json").read_text())
     (tmp_path / "tokenizer.json").write_text(json.dumps(words | {"model": {"type": "of 2030"}}))
-    message = r"WorldVLA checkpoint: its text tokenizer cannot be read: \w"
+    message = r"WorldVLA checkpoint: text tokenizer cannot be loaded: \w"
     with pytest.raises(ValueError, match=message):
         find_model(tmp_path)

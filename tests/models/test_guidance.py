@@ -160,7 +160,7 @@ def test_both_prompts_count_for_the_context():
         engine = diagd.DecodingEngine(
             guided("llama", unconditional_of(length)), diagd.FrameFormat(3, 5), max_slots=18
         )
-        message = f"prompt and one frame take {taken} slots, the context holds 18"
+        message = f"prompt and one frame need {taken} slots, the context holds 18"
         with pytest.raises(ValueError, match=message):
             engine.prefill(prompt_of(), 0)
     engine = diagd.DecodingEngine(model, diagd.FrameFormat(3, 5), max_slots=24)
@@ -230,13 +230,13 @@ def test_of_several_prompts_each_is_steered_away_from_by_the_one_before(kind, le
     expected = oracles.diagonal_reference(logits_fn, prompt, 2, 3, 5, row_lag=2, frame_lag=4)
     assert torch.equal(out.tokens, expected)
     assert (steered.max_positions, steered.scales) == (model.max_positions, scales)
-    with pytest.raises(ValueError, match="expected a scale for each of 2 prompts, got 1"):
+    with pytest.raises(ValueError, match="scale must be one for each of 2 prompts, got 1"):
         GuidedModel(model, others, PROMPT_LENGTH, SCALE)
 
 
 def test_positions_on_a_grid_are_not_shifted():
     model = tiny_model(position="rope2d")
-    with pytest.raises(ValueError, match=r"both prompts must be of one length .* of 4 and 1$"):
+    with pytest.raises(ValueError, match=r"prompts must be of one length .* of 4 and 1$"):
         GuidedModel(model, torch.tensor([[3]]), PROMPT_LENGTH, SCALE)
     assert GuidedModel(model, torch.tensor([[3]]), 1, SCALE).max_positions == 64
 

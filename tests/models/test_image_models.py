@@ -241,10 +241,10 @@ def test_what_users_get_wrong_is_said_in_one_line(name):
     model = diagd.HuggingFaceModel(architecture(name))
     given, unconditional = prompts()
     pair = torch.cat([given[:1], unconditional[:1]])
-    with pytest.raises(ValueError, match=r"got id 0: .* are a list, .* is one row, .*GuidedModel"):
+    with pytest.raises(ValueError, match=r"got id 0: .* are a list; .* one row, .*GuidedModel"):
         generated(name, model, "k=1", pair)
     behind = torch.cat([given, torch.full((2, 3), 9)], dim=1)
-    with pytest.raises(ValueError, match=r"end with the image start, id 6, got \[9, 9\]: all text"):
+    with pytest.raises(ValueError, match=r"end with the image start, id 6, got \[9, 9\]: the text"):
         generated(name, model, "k=1", behind)
     foreign = given.clone()
     foreign[0, 1] = model.num_embeddings

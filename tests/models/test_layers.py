@@ -62,7 +62,7 @@ def test_yarn_stretches_cosmos_12b_frequencies_as_released():
     time = rotary_frequencies(config, 44, config.yarn_frames)
     space = rotary_frequencies(config, 42, config.yarn_height)
     plain = 5e5 ** -(torch.arange(0, 44, 2) / 44)
-    torch.testing.assert_close(time, plain / 2)  # facts/cosmos_facts.md: all of them halved
+    torch.testing.assert_close(time, plain / 2)  # in Cosmos' code: all of them halved
     expected = torch.tensor([1.0, 0.48251, 0.18266, 0.07671])  # and these, printed to 5 digits
     torch.testing.assert_close(space[:4], expected, atol=1e-5, rtol=0)
 

@@ -180,7 +180,7 @@ def test_a_text_is_of_one_row_or_of_all():
     ],
 )
 def test_what_a_llama_has_not_is_refused(more):
-    with pytest.raises(ValueError, match="only LLaMA-like models have a Hugging Face LLaMA"):
+    with pytest.raises(ValueError, match="baseline hf needs a LLaMA-like model"):
         llama_of(tiny_model(**more))
 
 
@@ -190,5 +190,5 @@ def test_wrong_calls_are_refused():
         model.logits(random_tokens(1, 4), torch.zeros(1, 3, 8))
     with pytest.raises(ValueError, match="tokens must be at most max_positions=64 long, got 65"):
         model.logits(random_tokens(1, 65))
-    with pytest.raises(ValueError, match="a cache needs slots and seen, got None"):
+    with pytest.raises(ValueError, match="slots and seen must be given with a cache, got None"):
         model(random_tokens(1, 4), cache=model.make_cache(1, 5))

@@ -186,7 +186,7 @@ def test_a_killed_run_goes_on_with_the_same_errors(kind, options):
             {"corrupt": 0.1, "corrupt_with": "noise"},
             "corrupt_with must be one of uniform, samples, got 'noise'",
         ),
-        ({"corrupt_with": "samples"}, "corrupt_with=samples needs --corrupt, a share above 0"),
+        ({"corrupt_with": "samples"}, "corrupt_with=samples needs a --corrupt above 0"),
     ],
 )
 def test_shares_and_kinds_that_cannot_be_are_refused(changes, message, options):

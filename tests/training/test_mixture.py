@@ -27,10 +27,10 @@ def test_a_mixture_has_one_spelling():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "strategies must name at least one, such as k=1"),
-        ("raster k=0.5", "a strategy looks like raster, .* got 'k=0.5'"),
+        ("", "strategies must not be empty"),
+        ("raster k=0.5", "strategy must look like raster, .* got 'k=0.5'"),
         ("raster jacobi", r"must have a schedule \(raster, k=..., zipar=...\), got 'jacobi'"),
-        ("k=1 raster k=1/temporal:2", "strategies must be named once each, got k=1 twice"),
+        ("k=1 raster k=1/temporal:2", "strategies must differ, got k=1 twice"),
         ("k=1:0", "weight must be a number above 0, as in k=1:2, got 'k=1:0'"),
         ("k=1:much", "weight must be a number above 0, as in k=1:2, got 'k=1:much'"),
         ("k=1:", "weight must be a number above 0, as in k=1:2, got 'k=1:'"),

@@ -45,7 +45,7 @@ def test_the_command_refuses_what_is_no_training_data(flags, command, tmp_path):
     outcome.assert_refused(r"no token shards \(shard_\*\.safetensors\) in .*empty")
     shard = tmp_path / "tokens" / "shard_00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-20])
-    command("train", *flags).assert_refused(r"shard_00000\.safetensors is no token shard")
+    command("train", *flags).assert_refused(r"shard_00000\.safetensors: not a token shard")
     assert not (tmp_path / "run").exists()
 
 
@@ -79,7 +79,7 @@ def test_from_clips_of_a_game_to_a_world_to_play(command, tmp_path, monkeypatch)
     made = command("tokenize", "--clips", clips, "--out", tokens, "--steps", 2, "--codes", 24)
     assert made.code == 0, made
     told = " ".join(made.said.split())
-    assert "5 clips to learn from, 1 held out, in pieces of 12 frames; actions: none, " in told
+    assert "5 training clips, 1 held out, in pieces of 12 frames; actions: none, " in told
     assert "frames of 28x42 px are 4x6 tokens of 7x7 px" in told
     assert f"next: diagd train --tokens '{tokens}' --out world" in told
 

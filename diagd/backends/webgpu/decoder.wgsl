@@ -3,8 +3,8 @@
 //
 // `diagd/backends/webgpu/shader.py` writes sizes, and ROWS, the rows of a tile, before this text. A
 // row is a lane of a batch row. Weights of norms are folded into the matrices that follow them, but
-// where these are of 8 bits (INT8): then `vector` ends in a scale for each column, and in the weights of
-// the norm before (HIDDEN).
+// where these are of 8 bits (INT8): then `vector` ends in a scale for each column, and in the
+// weights of the norm before (HIDDEN).
 
 struct Step {
   lanes: u32,      // of the step
@@ -145,9 +145,11 @@ fn measure(region: u32) {
   workgroupBarrier();
 }
 
-// Products of the tile's rows (K, normalised) with COLUMNS columns from `first` on; the first COLUMNS
-// threads have the sums of a column each. Scales stand in `vector` from `scales_at` on.
-fn multiply(region: u32, K: u32, N: u32, first: u32, scales_at: u32, normed: bool) -> array<f32, ROWS> {
+// Products of the tile's rows (K, normalised) with COLUMNS columns from `first` on; the first
+// COLUMNS threads have the sums of a column each. Scales stand in `vector` from `scales_at` on.
+fn multiply(
+  region: u32, K: u32, N: u32, first: u32, scales_at: u32, normed: bool,
+) -> array<f32, ROWS> {
   let part = thread / COLUMNS;
   let column = min(first + thread % COLUMNS, N - 1u);
   var sums: array<f32, ROWS>;
@@ -164,7 +166,9 @@ fn multiply(region: u32, K: u32, N: u32, first: u32, scales_at: u32, normed: boo
     }
   }
   if (part > 0u) {
-    for (var r = 0u; r < ROWS; r++) { partial[r * (THREADS - COLUMNS) + thread - COLUMNS] = sums[r]; }
+    for (var r = 0u; r < ROWS; r++) {
+      partial[r * (THREADS - COLUMNS) + thread - COLUMNS] = sums[r];
+    }
   }
   workgroupBarrier();
   if (part == 0u) {
@@ -273,7 +277,9 @@ fn attend(@builtin(local_invocation_index) index: u32, @builtin(workgroup_id) gr
 }
 
 @compute @workgroup_size(THREADS)
-fn attend_sliding(@builtin(local_invocation_index) index: u32, @builtin(workgroup_id) group: vec3u) {
+fn attend_sliding(
+  @builtin(local_invocation_index) index: u32, @builtin(workgroup_id) group: vec3u,
+) {
   attend_to(index, group, true);
 }
 
@@ -300,7 +306,9 @@ fn attend_to(index: u32, group: vec3u, slides: bool) {
     var score = -1e30;
     if (seen) {
       score = 0.0;
-      for (var d = 0u; d < HEAD_DIM; d++) { score += query[d] * cache[keys + d * task.slots + slot]; }
+      for (var d = 0u; d < HEAD_DIM; d++) {
+        score += query[d] * cache[keys + d * task.slots + slot];
+      }
       score *= inverseSqrt(f32(HEAD_DIM));
     }
     let peak = max(best, float_of(highest(key_of(score))));
@@ -336,7 +344,8 @@ fn attend_to(index: u32, group: vec3u, slides: bool) {
 }
 
 // A workgroup for COLUMNS inner columns of a tile: add what the heads found, normalise, project,
-// activate. All of them write the same bits to MIDDLE. `vector`: biases of attention, then their own.
+// activate. All of them write the same bits to MIDDLE. `vector`: biases of attention, then their
+// own.
 @compute @workgroup_size(THREADS)
 fn expand(@builtin(local_invocation_index) index: u32, @builtin(workgroup_id) group: vec3u) {
   begin(index, group.y, task.rows);
@@ -426,7 +435,8 @@ var<private> peak: f32;
 
 fn score_of(id: u32) -> f32 { return arena[logits + id] / heat; }
 
-// The number of ids whose keys are at least `bar`, or, without `counts`, the sum of exp(score - peak).
+// The number of ids whose keys are at least `bar`, or, without `counts`, the sum of
+// exp(score - peak).
 fn weight_of(bar: u32, counts: bool) -> f32 {
   var weight = 0.0;
   for (var id = low + thread; id < high; id += THREADS) {

@@ -22,6 +22,7 @@ from diagd.files import write_bytes
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.world_folder import CARD_FILE, WorldSource, load_parts
 from diagd.tokenizers.vq import VQTokenizer
+from diagd.web.play.messages import Manifest, to_json
 from diagd.web.play.options import ExportWebOptions, WorldFlags
 from diagd.web.play.player import to_jpeg
 from diagd.web.play.welcome import describe, offered, opening, strategy_of
@@ -78,7 +79,7 @@ def pack(options: WorldFlags) -> dict[str, bytes]:
     where = world.height, world.width, config.vocab_size, torch.device("cpu")
     play = Play(
         [(tokens[0], len(grids)) for tokens, grids in prompts],
-        world.action_ids(codec.names, len(codec.names), "frame")[0],
+        world.ids_of(codec.names)[0],
         [one.schedule(grid) for one in strategies],
         world.window(context_frames)[0],
         ValidRanges.resolve(sampling.valid_range, *where),
@@ -92,14 +93,13 @@ def pack(options: WorldFlags) -> dict[str, bytes]:
         gpu = {"webgpu.json": text.encode(), "webgpu.bin": vectors}
     except ValueError:
         gpu = {}  # a browser's GPU cannot run it
-    manifest = {
-        **describe(world, scenes, strategies, controls),
-        "bytes": len(packed),
-        # by which a browser knows whether it has them
-        "version": f"{zlib.crc32(b''.join([packed, *gpu.values()])):08x}",
-        "gpu": bool(gpu),
-        "written_at": [steps_of_frame(order) for order in play.orders],
-    }
+    manifest = Manifest(
+        **vars(describe(world, scenes, strategies, controls)),
+        bytes=len(packed),
+        version=f"{zlib.crc32(b''.join([packed, *gpu.values()])):08x}",
+        gpu=bool(gpu),
+        written_at=[steps_of_frame(order) for order in play.orders],
+    )
     card = source.folder / CARD_FILE
     return {
         **{f"world/{path.name}": path.read_bytes() for path in sorted(KERNELS.glob("*.wasm"))},
@@ -107,5 +107,5 @@ def pack(options: WorldFlags) -> dict[str, bytes]:
         **({"world/README.md": card.read_bytes()} if card.is_file() else {}),
         **{f"world/{name}": content for name, content in gpu.items()},
         f"world/{WORLD_FILE}": packed,
-        f"world/{MANIFEST}": json.dumps(manifest, separators=(",", ":")).encode(),
+        f"world/{MANIFEST}": to_json(manifest).encode(),
     }

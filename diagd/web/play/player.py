@@ -8,10 +8,10 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from time import monotonic, perf_counter
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,21 @@ from diagd.data.video import encode_video
 from diagd.decoding.engine import Batch
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import StartScene
-from diagd.web.play.messages import Act, Adjust, Begin, Message, Pause, Record, Seen
+from diagd.web.play.messages import (
+    Act,
+    Adjust,
+    Begin,
+    Frame,
+    Kept,
+    PageMessage,
+    Pause,
+    Record,
+    Seen,
+    ServerMessage,
+    Settings,
+    Start,
+    Waiting,
+)
 from diagd.web.play.session import MAX_FRAMES, Controls, Session, SessionLog
 
 WINDOW = 2  # frames under way to the page
@@ -33,11 +47,11 @@ _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linu
 
 @dataclass(frozen=True)
 class Note:
-    """A JSON message for the page, or a frame's header and JPEG; a `code` closes the socket."""
+    """A message for the page, with the JPEG that a header has; a `code` closes the socket."""
 
-    document: dict[str, Any]
+    message: ServerMessage
     code: int | None = None
-    picture: bytes | None = None
+    picture: bytes = b""
 
 
 class Keys:
@@ -100,8 +114,7 @@ class Player:
         self.before = before
         taken = f"All {num_places} places are taken" if num_places > 1 else "The place is taken"
         turn = f"{before} before you" if before else "you are next"
-        message = f"{taken}: {turn}."
-        self.outbox.put_nowait(Note({"type": "waiting", "before": before, "message": message}))
+        self.outbox.put_nowait(Note(Waiting(before, f"{taken}: {turn}.")))
 
     def release(self) -> None:
         """Free the session's memory; its recording and its log can still be fetched."""
@@ -109,7 +122,7 @@ class Player:
             self.past = self.session.log
         self.session = self.pending = None
 
-    def handle(self, message: Message) -> None:
+    def handle(self, message: PageMessage) -> None:
         """Handle a message; ValueError for a frame that was never sent, or no scene."""
         if not isinstance(message, Seen):
             self.last_active = monotonic()
@@ -142,8 +155,8 @@ class Player:
             self.world.check(controls.strategy, controls.sampling(self.world))
         except ValueError as error:
             if self.outbox.qsize() <= WINDOW:  # to who never listens, no more is said
-                kept, message = self.controls.settings(self.paced), f"That does not fit: {error}."
-                self.outbox.put_nowait(Note({"type": "kept", "message": message, "controls": kept}))
+                settings = Settings(**vars(self.controls), paced=self.paced)
+                self.outbox.put_nowait(Note(Kept(f"That does not fit: {error}.", settings)))
         else:
             self.controls, self.paced = controls, paced
 
@@ -188,7 +201,7 @@ class Player:
         started = perf_counter()
         if (log := self.pending) is not None:
             session, self.is_acting = self._begin(log, batch), False
-            return lambda: self._end(session, log.frames[-1], {"begun": True}, started)
+            return lambda: self._end(session, log.frames[-1], Start, started)
         session = self.session
         assert session is not None
         finish, self.is_acting = self._advance(session), True
@@ -199,20 +212,20 @@ class Player:
         return not self.is_acting or self.session is None or self.session.is_whole
 
     def _end(
-        self, session: Session, drawn: Tensor, header: dict[str, Any], started: float
+        self, session: Session, drawn: Tensor, kind: Callable[..., Start | Frame], started: float
     ) -> Callable[[], Note]:
         self.sent += 1
         length, replayed = len(session.history), len(session.start.history)
-        header |= {
-            "frame": self.sent,
-            "session_number": self.num_begun,
-            "length": length,
-            "seed": session.start.seed,
-            "held": session.stream.num_held,
-            "holds": session.stream.window,
-            "replay": [min(length, replayed), replayed, self.differing],
-            "decode_ms": milliseconds_since(started),
-        }
+        header = kind(
+            frame=self.sent,
+            session_number=self.num_begun,
+            length=length,
+            seed=session.start.seed,
+            held=session.stream.num_held,
+            holds=session.stream.window,
+            replay=(min(length, replayed), replayed, self.differing),
+            decode_ms=milliseconds_since(started),
+        )
         return lambda: self._paint(drawn, header)
 
     def _begin(self, log: SessionLog, batch: Batch | None) -> Session:
@@ -227,7 +240,7 @@ class Player:
             self.pending = None
         return session
 
-    def _advance(self, session: Session) -> Callable[[], tuple[Tensor, dict[str, Any]]]:
+    def _advance(self, session: Session) -> Callable[[], tuple[Tensor, Callable[..., Frame]]]:
         expected = session.expected
         if expected or self.keys.pressed.action != self.keys.idle:
             self.last_active = monotonic()
@@ -239,34 +252,38 @@ class Player:
             act, controls = self.keys.next(), self.controls
         session.begin(act.action, controls)
 
-        def finish() -> tuple[Tensor, dict[str, Any]]:
+        def finish() -> tuple[Tensor, Callable[..., Frame]]:
             tokens = session.finish()
             if expected:
                 self.differing += expected.checksum not in (None, session.history[-1].checksum)
             self.due = max(self.due + float(1 / self.fps), monotonic()) if self.paced else 0.0
-            return tokens, {
-                "action": act.action,
-                "strategy": controls.strategy.name,
-                "input": act.id,
-                "steps": session.num_steps,
-                "written_at": session.written_at,
-            }
+            return tokens, partial(
+                Frame,
+                action=act.action,
+                input=act.id,
+                strategy=controls.strategy.name,
+                steps=session.num_steps,
+                written_at=session.written_at,
+            )
 
         return finish
 
-    def _paint(self, drawn: Tensor, header: dict[str, Any]) -> Note:
+    def _paint(self, drawn: Tensor, header: Start | Frame) -> Note:
         """Compress the frame where one began, or that of tokens, which is also recorded."""
-        started, is_new = perf_counter(), "begun" not in header
-        if is_new:
+        started = perf_counter()
+        if is_new := isinstance(header, Frame):
             drawn = self.world.tokenizer.decode(drawn)[0].cpu()
-            header["picture_ms"] = milliseconds_since(started)
+            header = replace(header, picture_ms=milliseconds_since(started))
         started = perf_counter()
         picture = to_jpeg(drawn)
         if is_new and self.recording and len(self.recorded) < MAX_RECORDED_FRAMES:
             self.recorded.append(picture)
-        header["encode_ms"] = milliseconds_since(started)
-        recorded = len(self.recorded) if self.recording else 0
-        header |= {"recorded": recorded, "send_ms": round(self.send_ms, 2)}
+        header = replace(
+            header,
+            encode_ms=milliseconds_since(started),
+            send_ms=round(self.send_ms, 2),
+            recorded=len(self.recorded) if self.recording else 0,
+        )
         return Note(header, picture=picture)
 
 

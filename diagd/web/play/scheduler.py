@@ -16,7 +16,7 @@ from diagd.decoding.strategies.table import Exact
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import StartScene
 from diagd.web.model_thread import Painter, tried
-from diagd.web.play.messages import Begin, Message
+from diagd.web.play.messages import Alive, Begin, Ended, Frame, PageMessage, Welcome
 from diagd.web.play.player import MAX_RECORDED_FRAMES, Note, Player
 from diagd.web.play.session import Controls, SessionLog
 from diagd.web.play.welcome import describe, offered
@@ -71,16 +71,16 @@ class Scheduler:
         for before, player in enumerate(self.line):
             player.wait(before, self.max_sessions)
 
-    def _welcome(self, player: Player) -> dict[str, Any]:
+    def _welcome(self, player: Player) -> Welcome:
         raster, *diagonals = offered(self.world)
         strategies = dict.fromkeys([raster, Exact(), *diagonals, player.controls.strategy])
-        return {
-            **describe(self.world, self.scenes, strategies, player.controls),
-            "session": player.id,
-            "computed": [self.world.dtype, self.world.backend],
-            "max_recorded": MAX_RECORDED_FRAMES,
-            "max_upload_bytes": MAX_UPLOAD_BYTES,
-        }
+        return Welcome(
+            **vars(describe(self.world, self.scenes, strategies, player.controls)),
+            session=player.id,
+            computed=(self.world.dtype, self.world.backend),
+            max_recorded=MAX_RECORDED_FRAMES,
+            max_upload_bytes=MAX_UPLOAD_BYTES,
+        )
 
     def leave(self, player: Player) -> None:
         """Remove a player and free the session's memory (after a turn that is under way)."""
@@ -96,9 +96,9 @@ class Scheduler:
 
     def end(self, player: Player, message: str, code: int = GONE) -> None:
         self.leave(player)
-        player.outbox.put_nowait(Note({"type": "ended", "message": message}, code))
+        player.outbox.put_nowait(Note(Ended(message), code))
 
-    def handle(self, player: Player, message: Message) -> None:
+    def handle(self, player: Player, message: PageMessage) -> None:
         """Handle a player's message, or raise ValueError where it makes no sense here."""
         if player in self.line:
             raise ValueError("nothing can be played before there is a place")
@@ -191,9 +191,9 @@ class Scheduler:
         if (error := work.exception()) is not None:
             self._fail(player, error)
             return
-        frame: Note = work.result()
-        self.frames += "begun" not in frame.document
-        player.outbox.put_nowait(frame)
+        note: Note = work.result()
+        self.frames += isinstance(note.message, Frame)
+        player.outbox.put_nowait(note)
 
     def _fail(self, player: Player, error: BaseException) -> None:
         if isinstance(error, ValueError):  # a start or an end that the player can change
@@ -212,7 +212,7 @@ class Scheduler:
                 told = monotonic()
                 for player in (*self.players.values(), *self.line):
                     if player.outbox.empty():  # else something else is under way
-                        player.outbox.put_nowait(Note({"type": "alive"}))
+                        player.outbox.put_nowait(Note(Alive()))
 
     def end_idle(self) -> None:
         """End sessions without activity for `idle_seconds`; forget players who left long ago."""

@@ -34,7 +34,17 @@ from diagd.pipeline.scenes import StartScene
 from diagd.web.guard import listen, read_body, server_config, url_of
 from diagd.web.play.export import STATIC
 from diagd.web.play.export import pack as pack_world
-from diagd.web.play.messages import MAX_MESSAGE_BYTES, pack, parse
+from diagd.web.play.messages import (
+    MAX_MESSAGE_BYTES,
+    Frame,
+    Refused,
+    Replaying,
+    Start,
+    Uploaded,
+    pack,
+    parse,
+    to_json,
+)
 from diagd.web.play.options import PlayOptions, WorldFlags
 from diagd.web.play.player import Player, to_jpeg, to_mp4
 from diagd.web.play.scheduler import TRY_LATER, WRONG, Scheduler
@@ -201,7 +211,7 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
     app = FastAPI(lifespan=lifespan, openapi_url=None)
 
     @app.post("/sessions/{name}/start")
-    async def start(name: str, request: Request, seed: int = 0) -> dict[str, Any]:
+    async def start(name: str, request: Request, seed: int = 0) -> Uploaded:
         player = _player(scheduler.players, name)
         async with _upload(player, request, MAX_UPLOAD_BYTES) as data:
             async with decoders:
@@ -212,15 +222,15 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
             notes = await asyncio.to_thread(likeness_notes, *seen)
             actions = (player.keys.idle,) * (len(frames) - 1)  # a clip has none of its own
             scheduler.begin(player, SessionLog(frames, actions, seed))
-        return {"frames": len(frames), "notes": notes}
+        return Uploaded(len(frames), notes)
 
     @app.post("/sessions/{name}/replay")
-    async def replay(name: str, request: Request) -> dict[str, Any]:
+    async def replay(name: str, request: Request) -> Replaying:
         player = _player(scheduler.players, name)
         async with _upload(player, request, MAX_SESSION_BYTES) as data:
             saved = await asyncio.to_thread(load_log, data, world, scheduler.scenes)
             scheduler.begin(player, saved)
-        return {"frames": len(saved.history), "scene": saved.name}
+        return Replaying(len(saved.history), saved.name)
 
     @app.get("/sessions/{name}/session.json")
     async def session(name: str) -> Response:
@@ -259,8 +269,8 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
     async def play(socket: WebSocket) -> None:
         await socket.accept()
         if (player := scheduler.join()) is None:
-            message = "Even the line is full. This page tries again by itself."
-            await socket.send_json({"type": "refused", "message": message})
+            refused = Refused("Even the line is full. This page tries again by itself.")
+            await socket.send_text(to_json(refused))
             await socket.close(TRY_LATER)
             return
         try:
@@ -282,11 +292,11 @@ async def _send(socket: WebSocket, player: Player) -> None:
         await asyncio.sleep(0)  # a line that broke is heard of, before more is written to it
         note = await player.outbox.get()
         started = time.perf_counter()
-        if note.picture is not None:
-            await socket.send_bytes(pack(note.document, note.picture))
+        if isinstance(note.message, Start | Frame):
+            await socket.send_bytes(pack(note.message, note.picture))
             player.send_ms = (time.perf_counter() - started) * 1e3
         else:
-            await socket.send_json(note.document)
+            await socket.send_text(to_json(note.message))
         if note.code is not None:
             await socket.close(note.code)
             return

@@ -7,7 +7,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, TypeAdapter
@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from diagd.decoding.engine import Batch
-from diagd.decoding.generate_tokens import write_frames
+from diagd.decoding.generate_tokens import begin_frames
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid, steps_of_frame
 from diagd.decoding.strategies.table import Diagonal, Strategy, as_strategy
@@ -40,9 +40,6 @@ class Controls:
     strategy: StrategyByName = Diagonal(1)
     temperature: Annotated[float, Field(ge=0, le=5)] = GenerationDefaults.temperature
     top_p: Annotated[float, Field(ge=0.01, le=1)] = GenerationDefaults.top_p or 1.0
-
-    def settings(self, paced: bool = False) -> dict[str, Any]:
-        return {**vars(self), "strategy": self.strategy.name, "paced": paced}
 
     def sampling(self, world: VideoGenerator) -> SamplingOptions:
         rules = (world.defaults.top_k, self.top_p) if self.temperature else (None, None)
@@ -110,12 +107,15 @@ class Session:
         return known[length] if length < len(known) else None
 
     def begin(self, action: str, controls: Controls) -> None:
-        """Have the batch's steps write the frame that an action leads to."""
+        """Have the batch's steps write the frame that an action leads to.
+
+        Action and controls fit the world: whoever let them in has checked that.
+        """
         stream = self.stream
         if (sampling := controls.sampling(self.world)) != stream.sampling:
             stream.set_sampling(sampling)
         self._before, self._chosen = stream.num_steps, (action, controls)
-        write_frames(stream, controls.strategy, self.world.action_ids([action], 1, "frame")[0])
+        begin_frames(stream, controls.strategy, self.world.ids_of([action])[0])
 
     @property
     def is_whole(self) -> bool:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, count, product
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -14,6 +13,7 @@ from diagd.families.checkpoints import find_model
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import StartScene, folder_scenes, model_scenes
 from diagd.pipeline.world_folder import WorldSource, check_strategy
+from diagd.web.play.messages import Keyboard, Settings, World
 from diagd.web.play.options import WorldFlags
 from diagd.web.play.session import MAX_SEED, Controls, name_of
 
@@ -67,26 +67,25 @@ def describe(
     scenes: Sequence[StartScene],
     strategies: Iterable[Strategy],
     controls: Controls,
-) -> dict[str, Any]:
+) -> World:
     """Format what can be played: strategies with the steps of a frame where they are known."""
     assert world.vocabulary is not None
     grid = TokenGrid(1, world.height, world.width)
-    return {
-        "type": "welcome",
-        "grid": [world.height, world.width],
-        "size_px": list(world.frame_size_px),
-        "strategies": [
+    return World(
+        grid=(world.height, world.width),
+        size_px=world.frame_size_px,
+        strategies=[
             (one.name, one.schedule(grid).num_steps if one.has_schedule else None)
             for one in strategies
         ],
-        "controls": controls.settings(),
-        "fps": float(scenes[0].fps),
-        "model": name_of(world),
-        "actions": world.vocabulary.names,
-        "keyboard": keyboard_of(world.vocabulary),
-        "scenes": [scene.name for scene in scenes],
-        "max_seed": MAX_SEED,
-    }
+        controls=Settings(**vars(controls), paced=False),
+        fps=float(scenes[0].fps),
+        model=name_of(world),
+        actions=world.vocabulary.names,
+        keyboard=keyboard_of(world.vocabulary),
+        scenes=[scene.name for scene in scenes],
+        max_seed=MAX_SEED,
+    )
 
 
 def offered(world: VideoGenerator) -> list[Strategy]:
@@ -94,7 +93,7 @@ def offered(world: VideoGenerator) -> list[Strategy]:
 
 
 # Known words have the keys that games have given them for thirty years, the others number keys,
-# then letters that nothing else uses. Keys are named as browsers name them (`KeyboardEvent.code`).
+# then letters that nothing else uses.
 KEYS = {
     ("KeyW", "ArrowUp"): "forward up",
     ("KeyA", "ArrowLeft"): "left turn_left",
@@ -120,7 +119,7 @@ SPARE = (
 LABELS = {"ArrowUp": "↑", "ArrowLeft": "←", "ArrowDown": "↓", "ArrowRight": "→", "Space": "␣"}
 
 
-def keyboard_of(codec: ActionCodec) -> dict[str, Any]:
+def keyboard_of(codec: ActionCodec) -> Keyboard:
     """Assign the words of a codec to keys that are free: first keys before second ones."""
     idle = idle_action(codec)
     words = [word for word in codec.names if word != idle]
@@ -135,15 +134,7 @@ def keyboard_of(codec: ActionCodec) -> dict[str, Any]:
     for word in single:
         if not keys[word] and spare:
             keys[word] = (spare.pop(0),)
-    return {
-        "idle": idle,
-        "keys": keys,  # word -> keys
-        "labels": {  # key -> text on its cap
-            key: LABELS.get(key, key.removeprefix("Key").removeprefix("Digit"))
-            for found in keys.values()
-            for key in found
-        },
-        # actions of several words, such as `forward+left`, and whether any words may be joined
-        "joined": [word for word in words if "+" in word and set(word.split("+")) <= set(single)],
-        "combines": codec.combines,
-    }
+    caps = [key for found in keys.values() for key in found]
+    labels = {key: LABELS.get(key, key.removeprefix("Key").removeprefix("Digit")) for key in caps}
+    joined = [word for word in words if "+" in word and set(word.split("+")) <= set(single)]
+    return Keyboard(idle, keys, labels, joined, codec.combines)

@@ -1,9 +1,10 @@
-// Whether a product of more rows than a tile has fetches the weights that come next while it multiplies,
-// and no others: prints how many lines it left out, and how many it fetched beyond the matrix.
-#include "simd.h"
-
+// Whether a product of more rows than a tile has fetches the weights that come next while it
+// multiplies, and no others: prints how many lines it left out, and how many it fetched beyond the
+// matrix.
 #include <cstdio>
 #include <set>
+
+#include "simd.h"
 
 std::set<uintptr_t> fetched;
 void note(const void*) {}  // into the level-1 cache: a few rows ahead
@@ -19,7 +20,8 @@ void try_type() {
   static float out[ROWS * BLOCKS * BLOCK], scales[ROWS];
   const Matrix<T> w{weights, K};
   fetched.clear();
-  multiply_vectors(x, K, ROWS, w, 0, BLOCKS, {out, BLOCKS * BLOCK, nullptr, nullptr, false, scales});
+  multiply_vectors(x, K, ROWS, w, 0, BLOCKS,
+                   {out, BLOCKS * BLOCK, nullptr, nullptr, false, scales});
   for (uintptr_t line = (uintptr_t)x / 64; line <= (uintptr_t)(x + ROWS * K) / 64; line++)
     fetched.erase(line);  // where nothing comes next
   int left_out = 0;

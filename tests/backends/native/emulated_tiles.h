@@ -1,6 +1,6 @@
-// Matrix units in software, for processors with AVX-512 and bfloat16 that have none: forced into a build
-// of the kernels (-include), it stands for the instructions of AMX and for what Linux says of them. As the
-// real ones do, it traps where shapes do not fit or where nothing is configured.
+// Matrix units in software, for processors with AVX-512 and bfloat16 that have none: forced into a
+// build of the kernels (-include), it stands for the instructions of AMX and for what Linux says of
+// them. As the real ones do, it traps where shapes do not fit or where nothing is configured.
 #pragma once
 #include <immintrin.h>
 #include <sys/syscall.h>
@@ -21,7 +21,9 @@ struct Tile {
   alignas(64) uint8_t at[16][64];
 
   template <class T>
-  T* row(int r) { return (T*)at[r]; }
+  T* row(int r) {
+    return (T*)at[r];
+  }
 };
 inline thread_local Tile tiles[8];
 

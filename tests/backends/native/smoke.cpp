@@ -3,7 +3,8 @@
 //   smoke LIBRARY
 //
 // A random model reads twelve tokens one by one, then three, eight and one at a time, on one thread
-// and on three, also of callers that end. Exit code 0: all logits are the same bits. They are printed.
+// and on three, also of callers that end. Exit code 0: all logits are the same bits. They are
+// printed.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -69,21 +70,61 @@ int check(int (*decode)(const Model*, const Step*), const char* name, int two_di
   state = 1;
   const int qkv = (HEADS + 2 * KV_HEADS) * HEAD;
   Layer layers[LAYERS];
-  const auto scale = [](int columns) { return PACKED<W> == 4 ? floats(columns, 0, 0.002f) : nullptr; };
+  const auto scale = [](int columns) {
+    return PACKED<W> == 4 ? floats(columns, 0, 0.002f) : nullptr;
+  };
   for (Layer& layer : layers)
-    layer = {blocks<W>(qkv, HIDDEN), blocks<W>(HIDDEN, HEADS * HEAD),
-             blocks<W>(2 * INNER, HIDDEN), blocks<W>(HIDDEN, INNER),
-             floats(qkv, 0.1f), floats(HIDDEN, 0.1f), floats(2 * INNER, 0.1f), nullptr,
-             scale(qkv), scale(HIDDEN), scale(2 * INNER), scale(HIDDEN),
-             floats(HIDDEN, 0.1f, 1), nullptr, floats(HIDDEN, 0.1f, 1), nullptr,
-             floats(HEADS * HEAD, 0.1f, 1), floats(HEADS * HEAD, 0.1f),
-             floats(KV_HEADS * HEAD, 0.1f, 1), floats(KV_HEADS * HEAD, 0.1f)};
+    layer = {blocks<W>(qkv, HIDDEN),
+             blocks<W>(HIDDEN, HEADS * HEAD),
+             blocks<W>(2 * INNER, HIDDEN),
+             blocks<W>(HIDDEN, INNER),
+             floats(qkv, 0.1f),
+             floats(HIDDEN, 0.1f),
+             floats(2 * INNER, 0.1f),
+             nullptr,
+             scale(qkv),
+             scale(HIDDEN),
+             scale(2 * INNER),
+             scale(HIDDEN),
+             floats(HIDDEN, 0.1f, 1),
+             nullptr,
+             floats(HIDDEN, 0.1f, 1),
+             nullptr,
+             floats(HEADS * HEAD, 0.1f, 1),
+             floats(HEADS * HEAD, 0.1f),
+             floats(KV_HEADS * HEAD, 0.1f, 1),
+             floats(KV_HEADS * HEAD, 0.1f)};
   const double frequencies[HEAD / 2] = {1, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.001};
   const int64_t axes[HEAD / 2] = {};
-  Model model{HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD, VOCAB, 1, 1, VOCAB, 64, 0,
-              INNER, WINDOW, two_digits, 1e-5f, floats(VOCAB * HIDDEN, 1), blocks<W>(VOCAB, INNER), nullptr,
-              frequencies, axes, floats(HIDDEN, 0.1f, 1), nullptr, scale(VOCAB), floats(VOCAB, 0.1f),
-              blocks<W>(INNER, HIDDEN), scale(INNER), floats(INNER, 0.1f), layers};
+  Model model{HIDDEN,
+              INNER,
+              LAYERS,
+              HEADS,
+              KV_HEADS,
+              HEAD,
+              VOCAB,
+              1,
+              1,
+              VOCAB,
+              64,
+              0,
+              INNER,
+              WINDOW,
+              two_digits,
+              1e-5f,
+              floats(VOCAB * HIDDEN, 1),
+              blocks<W>(VOCAB, INNER),
+              nullptr,
+              frequencies,
+              axes,
+              floats(HIDDEN, 0.1f, 1),
+              nullptr,
+              scale(VOCAB),
+              floats(VOCAB, 0.1f),
+              blocks<W>(INNER, HIDDEN),
+              scale(INNER),
+              floats(INNER, 0.1f),
+              layers};
   layers[LAYERS - 1].slides = 1;
   if (PACKED<W> > 1) model.embeddings = blocks<Pair>(VOCAB, HIDDEN, 1);
 
@@ -102,9 +143,27 @@ int check(int (*decode)(const Model*, const Step*), const char* name, int two_di
       std::vector<uint8_t> visible(lanes * seen);
       for (int lane = 0; lane < lanes; lane++)
         for (int slot = 0; slot <= at + lane; slot++) visible[lane * seen + slot] = 1;
-      const Step step{1, lanes, seen, SLOTS, 0, 1, lanes, threads, SLOTS, tokens + at, places + at,
-                      places + at, nullptr, visible.data(), nullptr, places, nullptr, buffers,
-                      buffers + LAYERS, logits.data() + at * VOCAB, nullptr};
+      const Step step{1,
+                      lanes,
+                      seen,
+                      SLOTS,
+                      0,
+                      1,
+                      lanes,
+                      threads,
+                      SLOTS,
+                      tokens + at,
+                      places + at,
+                      places + at,
+                      nullptr,
+                      visible.data(),
+                      nullptr,
+                      places,
+                      nullptr,
+                      buffers,
+                      buffers + LAYERS,
+                      logits.data() + at * VOCAB,
+                      nullptr};
       if (decode(&model, &step)) std::exit(3);
     }
     return logits;

@@ -131,7 +131,7 @@ def test_another_mask_is_refused_before_memory_is_read(lanes):
         masked_attention(queries, keys, values, trained_mask(some_mask(lanes)))
     with pytest.raises(ValueError, match=r"keys and values \(B, kv_heads, L, D\)"):
         masked_attention(queries, keys[:, :, 1:], values, trained_mask(some_mask(50)))
-    with pytest.raises(ValueError, match="of the same type"):
+    with pytest.raises(ValueError, match="of one type"):
         masked_attention(queries, keys.float(), values, trained_mask(some_mask(50)))
 
 

@@ -56,7 +56,7 @@ def test_a_schedule_and_a_strategy_are_taken_as_they_are():
     assert as_strategy(Exact(3)) == Exact(3)
     assert as_strategy("k=2") == Diagonal(2)
     for other in (3, {"k": 2}, None):
-        with pytest.raises(ValueError, match="a strategy must be a name, got "):
+        with pytest.raises(ValueError, match="strategy must be a name, got "):
             as_strategy(other)  # pyright: ignore[reportArgumentType]
 
 
@@ -76,7 +76,7 @@ def test_raster_s_schedule_is_raster():
     ],
 )
 def test_other_names_are_refused(text):
-    with pytest.raises(ValueError, match=r"a strategy looks like raster, k=2, .*, got '"):
+    with pytest.raises(ValueError, match=r"strategy must look like raster, k=2, .*, got '"):
         diagd.parse_strategy(text)
 
 

@@ -66,7 +66,7 @@ def test_a_tokenizer_can_be_saved(released, tmp_path):
     [
         (
             "quantize.embedding.weight",
-            "no VQ-GAN: no 'quantize",
+            "not a VQ-GAN: missing key 'quantize",
         ),
         (
             "decoder.mid.0.norm1.bias",

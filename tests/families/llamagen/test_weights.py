@@ -174,12 +174,12 @@ def test_a_folder_of_ours_makes_the_same_images(released, tmp_path):
 def test_files_that_are_none_are_refused_in_one_line(weights, tmp_path):
     path = tmp_path / "c2i_B_256.pt"
     edits = {
-        "no 'layers.1.attention.wqkv.weight' in it": partial(
+        "missing key 'layers.1.attention.wqkv.weight'": partial(
             _without, "layers.1.attention.wqkv.weight"
         ),
         "1 missing tensor: norm.weight": partial(_without, "norm.weight"),
         "1 unknown tensor: bias": lambda found: found | {"bias": torch.zeros(3)},
-        "no 'cls_embedding.cap_proj.fc1.weight' in it": lambda found: (
+        "missing key 'cls_embedding.cap_proj.fc1.weight'": lambda found: (
             found | {"cls_embedding.uncond_embedding": torch.zeros(120, 8)}
         ),
     }

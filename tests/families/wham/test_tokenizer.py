@@ -161,7 +161,7 @@ def test_a_saved_tokenizer_loads_again_bit_by_bit(tmp_path):
         ),
         (
             {"decoder.output_ln.bias": None},
-            r"the WHAM tokenizer: does not fit its patches, .*: 1 missing tensor: "
+            r"the WHAM tokenizer: does not match its patches, .*: 1 missing tensor: "
             r"decoder\.output_norm\.bias",
         ),
         (

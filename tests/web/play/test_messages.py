@@ -1,4 +1,7 @@
 import json
+import re
+from dataclasses import fields
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -11,13 +14,20 @@ from diagd.web.play.messages import (
     Act,
     Adjust,
     Begin,
+    Frame,
+    Header,
+    PageMessage,
     Pause,
     Record,
     Seen,
+    ServerMessage,
+    Start,
+    Welcome,
     pack,
     parse,
     unpack,
 )
+from diagd.web.play.server import STATIC
 
 CODEC = ActionVocabulary(("none", "left"))
 GOOD = {
@@ -50,9 +60,9 @@ BAD = {
     '{"type": "act", "action": "%s", "id": 1}' % ("x" * 201): "should have at most 200 characters",
     '{"type": "pause", "paused": 1}': "pause.paused: Input should be a valid boolean",
     '{"type": "seen", "frame": NaN}': "seen.frame: Input should be a valid integer",
-    ADJUST % (0, 1, 1, "true"): "adjust.strategy: a strategy must be a name, got 0",
-    ADJUST % ("{}", 1, 1, "true"): "adjust.strategy: a strategy must be a name",
-    ADJUST % ('"diagonal"', 1, 1, "true"): "adjust.strategy: a strategy looks like raster, k=2",
+    ADJUST % (0, 1, 1, "true"): "adjust.strategy: strategy must be a name, got 0",
+    ADJUST % ("{}", 1, 1, "true"): "adjust.strategy: strategy must be a name",
+    ADJUST % ('"diagonal"', 1, 1, "true"): "adjust.strategy: strategy must look like raster, k=2",
     ADJUST % ('"k=1"', -1, 1, "true"): "temperature: Input should be greater than or equal to 0",
     ADJUST % ('"k=1"', "Infinity", 1, "true"): "temperature: Input should be a finite number",
     ADJUST % ('"k=1"', "1e999", 1, "true"): "temperature: Input should be a finite number",
@@ -78,6 +88,59 @@ def test_anything_at_all_is_read_or_refused(text):
         parse(text, CODEC)
 
 
-@given(st.dictionaries(st.text(), st.integers() | st.text()), st.binary())
+def built(kind: type[Header]) -> st.SearchStrategy[Header]:
+    return st.builds(kind, decode_ms=st.floats(0, 1e6))
+
+
+@given(st.sampled_from([Frame, Start]).flatmap(built), st.binary())
 def test_a_packed_frame_is_unpacked(header, picture):
-    assert unpack(pack(header, picture)) == (header, picture)
+    assert unpack(pack(header, picture)) == (json.loads(json.dumps(vars(header))), picture)
+
+
+def kinds(union: Any) -> dict[str, set[str]]:
+    """Return the fields of messages by their type; binary ones have none."""
+    each = {one: {field.name for field in fields(one)} for one in get_args(union)}
+    return {one.type: names for one, names in each.items() if "type" in names}
+
+
+def script(name: str) -> str:
+    return (STATIC / name).read_text(encoding="utf-8")
+
+
+def test_the_page_handles_each_kind_of_message_and_no_other():
+    handled = re.findall(r'case "(\w+)":', script("connection.js"))
+    assert sorted(handled) == sorted(kinds(ServerMessage))
+
+
+def test_the_page_sends_each_kind_of_message_with_its_fields():
+    sent = dict(re.findall(r'connection\.send\(\{\s*type: "(\w+)",([^}]*)\}', script("play.js")))
+    assert set(sent) == set(kinds(PageMessage))
+    for kind, names in kinds(PageMessage).items():
+        if kind != "adjust":  # whose fields are those of `Welcome.controls`
+            assert {"type", *re.findall(r"(?:^|,)\s*(\w+)", sent[kind])} == names, kind
+
+
+def test_a_world_in_the_browser_is_told_what_a_server_is():
+    told = set(re.findall(r'case "(\w+)":', script("worker.js")))
+    assert told == kinds(PageMessage).keys() - {"record"} | {"log"}  # the page records by itself
+    written = set(re.findall(r"(\w+)[:,]", script("worker.js") + script("browser.js")))
+    assert {field.name for kind in (Start, Frame) for field in fields(kind)} <= written
+
+
+def test_the_page_reads_the_fields_that_messages_have():
+    names = ("play", "connection", "readings", "token-grid", "dream")
+    page = "".join(script(f"{name}.js") for name in names)
+    headers = {field.name for kind in (Start, Frame) for field in fields(kind)}
+    known = {
+        "header": headers,
+        "about": {field.name for field in fields(Welcome)} | {"threads"},  # of a browser's world
+        "message": set[str]().union(*kinds(ServerMessage).values()),
+    }
+    for name, expected in known.items():
+        read = set(re.findall(rf"(?<![.\w]){name}\.(\w+)", page))
+        for unpacked in re.findall(rf"\{{([^{{}}]*)\}} = {name};", page):
+            read.update(re.findall(r"\w+", unpacked))
+        assert read, name
+        assert read <= expected, name
+    unread = set[str]().union(*known.values()) - set(re.findall(r"\w+", page))
+    assert unread == {"send_ms"}  # which is for whoever measures

@@ -6,8 +6,8 @@ import pytest
 
 from diagd.decoding.strategies.table import Diagonal, Raster
 from diagd.pipeline.scenes import StartScene
-from diagd.web.play.messages import Act, Adjust, Pause, Record, Seen
-from diagd.web.play.player import WINDOW, Player, from_jpeg
+from diagd.web.play.messages import Act, Adjust, Kept, Pause, Record, Seen, Settings, Start
+from diagd.web.play.player import WINDOW, Note, Player, from_jpeg
 from diagd.web.play.session import Controls, Session, SessionLog, load_log, save_log
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
@@ -42,9 +42,9 @@ def test_the_first_turn_shows_where_one_stands(generator):
     player.begin(START)
     assert player.ready(time.monotonic())
     frame = player.turn()()
-    assert frame.document["begun"]
-    assert (frame.document["frame"], frame.document["length"], frame.document["held"]) == (1, 0, 2)
-    assert frame.picture is not None
+    header = frame.message
+    assert isinstance(header, Start)
+    assert (header.frame, header.length, header.held) == (1, 0, 2)
     difference = from_jpeg(frame.picture).float() - START.frames[-1].float()
     assert difference.abs().mean() < 4  # JPEG
 
@@ -52,7 +52,7 @@ def test_the_first_turn_shows_where_one_stands(generator):
 def test_the_newest_press_wins_and_nothing_queues(player):
     for number, action in enumerate(("left", "right", "forward"), start=1):
         player.handle(Act(action, number))
-    assert player.turn()().document["input"] == 3
+    assert player.turn()().message.input == 3
     player.turn()
     assert actions(player) == ["forward", "forward"]
 
@@ -168,6 +168,9 @@ def test_controls_that_do_not_fit_leave_all_as_it_was(player):
         player.handle(Adjust(Diagonal(6), paced=True))
     assert (player.controls, player.paced) == (Controls(), False)
     assert player.outbox.qsize() <= WINDOW + 1  # who does not listen costs no memory
+    notes = [player.outbox.get_nowait() for _ in range(player.outbox.qsize())]
+    words = "That does not fit: row_lag must be in [1, width=5], got 6."
+    assert notes[-1] == Note(Kept(words, Settings(paced=False)))
 
 
 def test_who_has_left_can_still_be_saved_but_holds_no_engine(player):
@@ -197,9 +200,9 @@ def test_only_recorded_frames_are_kept_and_not_without_end(player, monkeypatch):
 def test_a_frame_counts_what_the_recording_under_way_holds(player):
     """Else a page that records again takes a frame from before for a full recording."""
     player.handle(Record(True))
-    assert [player.turn()().document["recorded"] for _ in range(2)] == [1, 2]
+    assert [player.turn()().message.recorded for _ in range(2)] == [1, 2]
     player.handle(Record(False))
-    assert player.turn()().document["recorded"] == 0
+    assert player.turn()().message.recorded == 0
 
 
 def test_a_saved_dream_is_replayed_and_checked_and_then_goes_on(player, generator):
@@ -211,8 +214,8 @@ def test_a_saved_dream_is_replayed_and_checked_and_then_goes_on(player, generato
     player.handle(Act("none", 2))
     player.begin(saved)
     player.turn()
-    replays = [player.turn()().document["replay"] for _ in range(2)]
-    assert replays == [[1, 2, 0], [2, 2, 0]]
+    replays = [player.turn()().message.replay for _ in range(2)]
+    assert replays == [(1, 2, 0), (2, 2, 0)]
     player.turn()
     assert actions(player) == ["right", "right", "none"]
 
@@ -223,7 +226,7 @@ def test_a_replay_that_comes_out_differently_says_so(player):
     changed = replace(record, checksum=record.checksum + 1)
     player.begin(replace(START, history=(changed,)))
     player.turn()
-    assert player.turn()().document["replay"] == [1, 1, 1]
+    assert player.turn()().message.replay == (1, 1, 1)
 
 
 def test_a_session_has_a_longest_length(player, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 from diagd.decoding.engine import Batch
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import StartScene
-from diagd.web.play.messages import Adjust, Begin, Pause, Seen
+from diagd.web.play.messages import Adjust, Alive, Begin, Ended, Header, Pause, Seen, Welcome
 from diagd.web.play.player import Note
 from diagd.web.play.scheduler import CRASHED, KEPT_SECONDS, Scheduler
 from diagd.web.play.session import SessionLog
@@ -61,7 +61,7 @@ def enter(scheduler):
     player = scheduler.join()
     assert player is not None
     welcome = player.outbox.get_nowait()
-    assert welcome.document["type"] == "welcome"
+    assert isinstance(welcome.message, Welcome)
     return player
 
 
@@ -70,11 +70,11 @@ async def play(scheduler, player, frames):
     headers = []
     while len(headers) < frames:
         item = await asyncio.wait_for(player.outbox.get(), 20)
-        if item == Note({"type": "alive"}):
+        if item == Note(Alive()):
             continue
-        assert item.picture is not None, item
-        scheduler.handle(player, Seen(item.document["frame"]))
-        headers.append(item.document)
+        assert isinstance(item.message, Header), item
+        scheduler.handle(player, Seen(item.message.frame))
+        headers.append(item.message)
     return headers
 
 
@@ -85,7 +85,7 @@ def test_everybody_gets_the_same_share_of_the_model_s_time(generator, clock, mon
     def turn(number, seconds):
         clock.now += seconds
         turns.append(number)
-        return lambda: Note({}, picture=b"")
+        return lambda: Note(Alive())
 
     async def scenario():
         async with running(generator) as scheduler:
@@ -112,7 +112,7 @@ def test_a_machine_that_stalls_in_a_turn_costs_the_player_no_other(generator, mo
             pass
         if len(turns) == 4:
             time.sleep(0.3)  # three hundred turns of others
-        return lambda: Note({}, picture=b"")
+        return lambda: Note(Alive())
 
     async def scenario():
         async with running(generator) as scheduler:
@@ -164,7 +164,7 @@ def test_the_event_loop_does_not_wait_for_the_model(generator, monkeypatch):
             def turn():
                 under_way.set()
                 heard.append(said.wait(20))
-                return lambda: Note({"frame": player.sent}, picture=b"")
+                return lambda: Note(Alive())
 
             monkeypatch.setattr(player, "turn", turn)
             scheduler.wake.set()
@@ -185,8 +185,10 @@ def test_a_crash_ends_one_session_with_a_message(generator, monkeypatch, caplog,
             one, other = enter(scheduler), enter(scheduler)
             await play(scheduler, one, 1)
             monkeypatch.setattr(one, "turn", crash)
-            while (item := await asyncio.wait_for(one.outbox.get(), 20)).picture is not None:
-                scheduler.handle(one, Seen(item.document["frame"]))
+            item = await asyncio.wait_for(one.outbox.get(), 20)
+            while isinstance(header := item.message, Header):
+                scheduler.handle(one, Seen(header.frame))
+                item = await asyncio.wait_for(one.outbox.get(), 20)
             assert list(scheduler.players.values()) == [other]
             assert len(await play(scheduler, other, 3)) == 3
             assert one.session is None  # by then: a turn of its own may have been under way
@@ -194,7 +196,7 @@ def test_a_crash_ends_one_session_with_a_message(generator, monkeypatch, caplog,
 
     note = asyncio.run(scenario())
     message = "Decoding crashed (ZeroDivisionError): this dream is over."
-    assert note == Note({"type": "ended", "message": message}, CRASHED)
+    assert note == Note(Ended(message), CRASHED)
     assert "a session crashed" in caplog.text
 
 
@@ -204,12 +206,13 @@ def test_a_start_that_does_not_fit_ends_the_session_with_the_reason(generator):
             player = enter(scheduler)
             start = SessionLog(smooth_frames(9, HEIGHT_PX, WIDTH_PX), ("none",) * 8, 0)
             scheduler.begin(player, start)
-            while (item := await asyncio.wait_for(player.outbox.get(), 20)).picture is not None:
+            while (item := await asyncio.wait_for(player.outbox.get(), 20)).picture:
                 pass
             return item
 
     note = asyncio.run(scenario())
-    assert note.document["message"].startswith("The dream ended: prompt and one frame take")
+    assert isinstance(note.message, Ended)
+    assert note.message.message.startswith("The dream ended: prompt and one frame need")
 
 
 def test_there_is_a_most_and_who_leaves_makes_room(generator):
@@ -240,7 +243,8 @@ def test_who_does_nothing_is_sent_off_and_who_does_something_stays(generator, cl
     scheduler.end_idle()
     assert list(scheduler.players.values()) == [busy]
     note = idle.outbox.get_nowait()
-    assert note.document["message"].startswith("Nothing was pressed for 60 seconds")
+    assert isinstance(note.message, Ended)
+    assert note.message.message.startswith("Nothing was pressed for 60 seconds")
     assert busy.outbox.empty()
 
 
@@ -266,7 +270,7 @@ def test_who_pauses_or_waits_hears_that_the_server_lives(generator, monkeypatch)
             assert waiting is not None
             player.handle(Pause(True))
             for one in (player, waiting):
-                while await asyncio.wait_for(one.outbox.get(), 20) != Note({"type": "alive"}):
+                while await asyncio.wait_for(one.outbox.get(), 20) != Note(Alive()):
                     pass
             await asyncio.sleep(0.2)
             assert waiting.outbox.qsize() <= 1  # who does not listen costs no memory

@@ -100,13 +100,18 @@ def test_a_seed_makes_another_dream(generator, start):
     assert dreams[0] == dreams[1] != dreams[2]
 
 
-def test_what_the_model_cannot_do_is_refused_and_changes_nothing(generator, start):
+def test_what_was_let_in_is_not_checked_again(generator, start, monkeypatch):
+    """Messages, saved dreams and options are doors; behind them stands the kernels' boundary."""
+
+    def refuse(*_):
+        pytest.fail("a frame checks what its door has checked")
+
     session = Session(generator, start)
-    with pytest.raises(ValueError, match="unknown action 'fly'"):
-        session.advance("fly", Controls())
-    with pytest.raises(ValueError, match=r"row_lag must be in \[1, width=5\], got 6"):
-        session.advance("left", Controls(Diagonal(6)))
-    assert (session.history, session.stream.num_generated) == ([], 0)
+    for name in ("generate_tokens.check_ids", "strategies.table.check_at_least"):
+        monkeypatch.setattr(f"diagd.decoding.{name}", refuse)
+    monkeypatch.setattr("diagd.pipeline.generator.as_actions", refuse)
+    monkeypatch.setattr("diagd.decoding.generate_tokens.as_strategy", refuse)
+    assert session.advance("left", Controls()).shape == (1, HEIGHT, WIDTH)
 
 
 def test_a_checksum_sees_every_token():

@@ -6,7 +6,7 @@ import pytest
 
 from diagd.decoding.strategies.table import as_strategy
 from diagd.web.play import server
-from diagd.web.play.messages import Act, Adjust, Begin
+from diagd.web.play.messages import Act, Adjust, Begin, Ended
 from diagd.web.play.scheduler import Scheduler
 from diagd.web.play.server import shared_batch
 from diagd.web.play.session import Controls, Session, SessionLog, memory_of
@@ -79,7 +79,7 @@ def test_a_dream_that_breaks_ends_alone(generator, monkeypatch):
                 raise ValueError("no token can be drawn")
 
             monkeypatch.setattr(session_of(broken).stream, "take_frame", take_frame)
-            while (note := await asyncio.wait_for(broken.outbox.get(), 20)).picture is not None:
+            while (note := await asyncio.wait_for(broken.outbox.get(), 20)).picture:
                 pass
             await play(scheduler, fine, 4)
             assert len(batch.streams) == 1
@@ -87,7 +87,7 @@ def test_a_dream_that_breaks_ends_alone(generator, monkeypatch):
 
     batch = memory_of(generator, 2)
     note, session = asyncio.run(scenario())
-    assert note.document == {"type": "ended", "message": "The dream ended: no token can be drawn."}
+    assert note.message == Ended("The dream ended: no token can be drawn.")
     assert [record.checksum for record in session.history] == alone(generator, session)
 
 
@@ -114,11 +114,11 @@ def test_a_dream_that_cannot_begin_gives_its_place_back(generator):
             await asyncio.gather(play(scheduler, fine, 2), play(scheduler, long, 2))
             frames = smooth_frames(64, HEIGHT_PX, WIDTH_PX)
             scheduler.begin(long, SessionLog(frames, ("none",) * 63, 1))
-            while (note := await asyncio.wait_for(long.outbox.get(), 20)).picture is not None:
+            while (note := await asyncio.wait_for(long.outbox.get(), 20)).picture:
                 pass
             await asyncio.gather(play(scheduler, fine, 3), play(scheduler, enter(scheduler), 2))
             return note
 
     note = asyncio.run(scenario())
-    assert note.document["type"] == "ended"
-    assert "slots, the context holds" in note.document["message"]
+    assert isinstance(note.message, Ended)
+    assert "slots, the context holds" in note.message.message

@@ -1,11 +1,12 @@
-// Softmax attention of many queries to one head of the cache. Keys and values are taken in a part at a
-// time, and so come from memory once for all queries; parts end at the same slots however many queries
-// there are, and what one of them does not see of a part adds zeros, so each one's numbers are its own.
+// Softmax attention of many queries to one head of the cache. Keys and values are taken in a part
+// at a time, and so come from memory once for all queries; parts end at the same slots however many
+// queries there are, and what one of them does not see of a part adds zeros, so each one's numbers
+// are its own.
 #pragma once
 #include "integers.h"
 
-// The slots of a part between the first and the last one that are seen, in whole blocks; empty where
-// none is.
+// The slots of a part between the first and the last one that are seen, in whole blocks; empty
+// where none is.
 struct Span {
   int32_t from, to;
   static Span of(const float* hidden, int slots) {
@@ -22,26 +23,28 @@ template <class Cached>
 class Attention {
  public:
   static constexpr int PART = 512;  // slots; they and their values stay in the level-2 cache
-  static constexpr int AT_ONCE =  // queries
-      std::is_same_v<Cached, Pair> ? 16 : REGISTER == 64 ? MAX_ROWS : 3 * MAX_ROWS;
-  static constexpr int MOST = 16 * AT_ONCE;
+  // Queries.
+  static constexpr int AT_ONCE = std::is_same_v<Cached, Pair> ? 16
+                                 : REGISTER == 64             ? MAX_ROWS
+                                                              : 3 * MAX_ROWS;
+  static constexpr int MAX_QUERIES = 16 * AT_ONCE;
 
   // How many floats the constructor needs.
   static uint64_t floats(uint64_t head) {
-    return 2 * MOST * (head + 1) + AT_ONCE * (STRIDE + head);
+    return 2 * MAX_QUERIES * (head + 1) + AT_ONCE * (STRIDE + head);
   }
 
-  // For `count` queries, at most MOST, of `head` numbers, a multiple of BLOCK, which are zero until they
-  // are written to query(i). Scores are scaled by `scale`.
+  // For `count` queries, at most MAX_QUERIES, of `head` numbers, a multiple of BLOCK, which are
+  // zero until they are written to query(i). Scores are scaled by `scale`.
   Attention(float* memory, int count, ptrdiff_t head, float scale)
       : count(count),
         head(head),
         scale(scale),
         queries(memory),
-        sums(queries + MOST * head),
-        peaks(sums + MOST * head),
-        masses(peaks + MOST),
-        scores(masses + MOST),
+        sums(queries + MAX_QUERIES * head),
+        peaks(sums + MAX_QUERIES * head),
+        masses(peaks + MAX_QUERIES),
+        scores(masses + MAX_QUERIES),
         mixed(scores + AT_ONCE * STRIDE) {
     std::memset(queries, 0, count * head * sizeof(float));  // padding has to be finite
     std::memset(sums, 0, count * head * sizeof(float));
@@ -51,9 +54,9 @@ class Attention {
 
   float* query(int i) { return queries + i * head; }
 
-  // Reads the slots that somebody sees: keys are a column each, values a row. hidden(i) points to what
-  // is added to the scores of query i: 0, or minus infinity; spans(i) to where it sees something, for
-  // each part. Whole numbers have a scale for each slot.
+  // Reads the slots that somebody sees: keys are a column each, values a row. hidden(i) points to
+  // what is added to the scores of query i: 0, or minus infinity; spans(i) to where it sees
+  // something, for each part. Whole numbers have a scale for each slot.
   template <class Hidden, class Spans>
   void read(const Matrix<Cached>& keys, const Matrix<Cached>& values, const float* value_scales,
             int parts, Hidden hidden, Spans spans) {
@@ -70,8 +73,8 @@ class Attention {
         const int from = part * PART + seen.from, slots = seen.to - seen.from;
         const Matrix<Cached> some_keys{keys.column(from), (int)head, nullptr,
                                        keys.scale ? keys.scale + from : nullptr};
-        const Matrix<Cached> some_values{values.blocks + from / PACKED<Cached> * BLOCK, slots, nullptr,
-                                         nullptr, values.stored};
+        const Matrix<Cached> some_values{values.blocks + from / PACKED<Cached> * BLOCK, slots,
+                                         nullptr, nullptr, values.stored};
         take_in(first, some, some_keys, some_values, value_scales + from, slots,
                 [&](int i) { return hidden(i) + from; });
       }
@@ -90,15 +93,15 @@ class Attention {
   template <class Hidden>
   void take_in(int first, int some, const Matrix<Cached>& keys, const Matrix<Cached>& values,
                const float* value_scales, int slots, Hidden hidden) {
-    multiply(Input<Cached>(query(first), head, some, (int)head), keys, 0, slots / BLOCK, scores, STRIDE,
-             false);
+    multiply(Input<Cached>(query(first), head, some, (int)head), keys, 0, slots / BLOCK, scores,
+             STRIDE, false);
     float fade[AT_ONCE];
     // the first block of values is fetched while their weights are made, a vector a turn
     const ptrdiff_t slot = BLOCK * sizeof(Cached) / PACKED<Cached>;  // bytes
     Ahead ahead{(const char*)values.blocks, std::min<ptrdiff_t>(slot * WIDTH / some, 64)};
     for (int r = 0; r < some; r++)
-      fade[r] = weigh(first + r, scores + r * STRIDE, hidden(first + r), value_scales, slots, unit[r],
-                      ahead);
+      fade[r] = weigh(first + r, scores + r * STRIDE, hidden(first + r), value_scales, slots,
+                      unit[r], ahead);
     mix(some, values);
     for (int r = 0; r < some; r++) {
       float* to = sums + (first + r) * head;
@@ -107,8 +110,8 @@ class Attention {
     }
   }
 
-  // Makes weights of a query's scores; returns by how much those before have lost. Whole numbers are
-  // of `unit` then.
+  // Makes weights of a query's scores; returns by how much those before have lost. Whole numbers
+  // are of `unit` then.
   float weigh(int i, float* row, const float* hidden, const float* value_scales, int slots,
               float& unit, Ahead& ahead) {
     Floats highest[BLOCK / WIDTH];

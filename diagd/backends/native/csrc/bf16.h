@@ -1,5 +1,5 @@
-// Products of bfloat16 with bfloat16, on the matrix units (AMX) or on vectors. A number of the result is
-// one sum over k, in order, however many rows there are.
+// Products of bfloat16 with bfloat16, on the matrix units (AMX) or on vectors. A number of the
+// result is one sum over k, in order, however many rows there are.
 #pragma once
 #include "kernels.h"
 #if defined(BF16_DOTS) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
@@ -95,8 +95,8 @@ struct alignas(64) Partial {
   float sums[2 * 16][BLOCK];
 };
 
-// Takes values [from, to) of k into the sums of rows `first` on, at most 32, and a block of columns;
-// for each step, `lines` more of what comes next are fetched.
+// Takes values [from, to) of k into the sums of rows `first` on, at most 32, and a block of
+// columns; for each step, `lines` more of what comes next are fetched.
 template <bool WIDE>  // more than 16 rows
 static void add_panel(const Rows16& x, int first, const Pair* p, int from, int to, Partial& partial,
                       const char*& next, int lines) {
@@ -139,8 +139,9 @@ static Partial* partials(int rows) {
   return memory.data();
 }
 
-// More than 16 rows of x times `count` blocks from b on. Some groups of rows stay in the level-1 cache for
-// a panel of k while all blocks are multiplied; meanwhile the weights of the next block are fetched.
+// More than 16 rows of x times `count` blocks from b on. Some groups of rows stay in the level-1
+// cache for a panel of k while all blocks are multiplied; meanwhile the weights of the next block
+// are fetched.
 static void multiply_many(const Rows16& x, int rows, const Matrix<Pair>& w, int b, int count,
                           const Output& out) {
   const int groups = (rows + 31) / 32;

@@ -13,8 +13,8 @@
 extern "C" {
 int block_columns() { return BLOCK; }
 
-// Cosines and sines by which coordinates turn the pairs of a head (models/rotary.py): a position, or
-// frame, row and column.
+// Cosines and sines by which coordinates turn the pairs of a head (models/rotary.py): a position,
+// or frame, row and column.
 void turn_of(const Model* model, const int64_t* coordinates, float* to) {
   const Model& m = *model;
   const int half = m.head_dim / 2;
@@ -36,8 +36,8 @@ struct Row {
   int lane, sequence;
 };
 
-void norm(const Model& m, const float* x, float* out, int n, const float* weight,
-          const float* bias, bool rms) {
+void norm(const Model& m, const float* x, float* out, int n, const float* weight, const float* bias,
+          bool rms) {
   Parts sums, squares;
   int i = 0;
   for (; i + LINE <= n; i += LINE)
@@ -95,7 +95,7 @@ struct Decoder {
   const int parts = (seen + Attending::PART - 1) / Attending::PART;
   float *x, *projected, *mixed, *middle, *turns;  // turns: cosines, sines of a row
   float* hidden_slots;  // (1 or 2, rows, seen): of layers that see everything, of those that slide
-  Span* spans;          // (1 or 2, rows, parts)
+  Span* spans;  // (1 or 2, rows, parts)
 
   Matrix<W> matrix(const void* blocks, int K, const float* bias, const float* scale) const {
     return {(const W*)blocks, K, bias, scale};
@@ -184,10 +184,11 @@ struct Decoder {
     }
   }
 
-  // Writes a head's keys or values of one slot to the entries at(d), and their scale if they have one.
+  // Writes a head's keys or values of one slot to the entries at(d), and their scale if they have
+  // one.
   template <class At>
-  void put_into(const Matrix<Cached>& cache, const float* numbers, const float* scale, float highest,
-                At at) const {
+  void put_into(const Matrix<Cached>& cache, const float* numbers, const float* scale,
+                float highest, At at) const {
     if constexpr (WHOLE<Cached>) {
       float padded[MAX_DUOS] = {};
       int16_t rounded[MAX_DUOS];
@@ -200,8 +201,8 @@ struct Decoder {
     }
   }
 
-  // Keys (a column a slot) and values (a row a slot) of one head. The scales of whole numbers, one for
-  // each slot, stand behind all heads.
+  // Keys (a column a slot) and values (a row a slot) of one head. The scales of whole numbers, one
+  // for each slot, stand behind all heads.
   struct Head {
     Matrix<Cached> keys, values;
     const float* value_scales;
@@ -211,15 +212,16 @@ struct Decoder {
     const int64_t kv = (int64_t)(s.first + sequence) * m.num_kv_heads + of_head;
     const Cached *keys = (const Cached*)s.keys[layer], *values = (const Cached*)s.values[layer];
     const auto scales = [&](const Cached* of) {
-      return WHOLE<Cached> ? (const float*)(of + size * s.cached * m.num_kv_heads) + kv * slots : nullptr;
+      return WHOLE<Cached> ? (const float*)(of + size * s.cached * m.num_kv_heads) + kv * slots
+                           : nullptr;
     };
     return {{keys + kv * size, head, nullptr, scales(keys)},
             {values + kv * size, seen, nullptr, nullptr, slots},
             scales(values)};
   }
 
-  // Attention of some queries to one head of the cache. Queries of all lanes and heads that share it
-  // count as rows, heads of a lane in a row.
+  // Attention of some queries to one head of the cache. Queries of all lanes and heads that share
+  // it count as rows, heads of a lane in a row.
   void attend(int sequence, int kv, int64_t first, int count, int layer, float* memory) const {
     const Head of = cached(layer, sequence, kv);
     Attending queries(memory, count, head, LOG2_E / std::sqrt((float)m.head_dim));
@@ -249,8 +251,8 @@ struct Decoder {
     for (int64_t query = all * thread / threads, some; query < end; query += some) {
       const int sequence = fed[query / heads].sequence, begin = starts[sequence];
       const int64_t count = (int64_t)(starts[sequence + 1] - begin) * group;
-      const int64_t own = query - begin * heads, first = own % count, most = Attending::MOST;
-      const int64_t left = std::min(count - first, end - query), parts = (left + most - 1) / most;
+      const int64_t own = query - begin * heads, first = own % count, max = Attending::MAX_QUERIES;
+      const int64_t left = std::min(count - first, end - query), parts = (left + max - 1) / max;
       some = (left + parts - 1) / parts;
       if (parts > 1) some = std::min<int64_t>(left, ceil_to(some, Attending::AT_ONCE));
       attend(sequence, own / count, first, some, layer, memory);
@@ -280,7 +282,8 @@ struct Decoder {
         const Floats t = 1.0f / (1.0f + 0.3275911f * 0.70710678f * size);
         const Floats sum =
             ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t +
-             0.254829592f) * t;
+             0.254829592f) *
+            t;
         const Floats tail = 0.5f * sum * exp(-0.5f * size * size);  // beyond `size`
         store(values + i, greater(x, splat(0.0f)) - size * tail);
       }
@@ -318,7 +321,8 @@ struct Decoder {
                      false);
       barrier.wait(threads);
       lap(LINEARS);
-      const int64_t heads = m.num_kv_heads;  // as in attention: most of a head is read by who writes it
+      // as in attention: most of a head is read by who writes it
+      const int64_t heads = m.num_kv_heads;
       for (int h = heads * thread / threads; h < heads * (thread + 1) / threads; h++)
         write_cache(h, layer);
       barrier.wait(threads);
@@ -361,8 +365,8 @@ struct Decoder {
     int K = hidden, in_stride = x_stride;
     if (m.head_size) {
       const auto [from, to] =
-          share(in, in_stride, matrix(m.head_proj, hidden, m.head_proj_bias, m.head_proj_scale), last,
-                middle, middle_stride);
+          share(in, in_stride, matrix(m.head_proj, hidden, m.head_proj_bias, m.head_proj_scale),
+                last, middle, middle_stride);
       activate_last(kept, from, to);
       barrier.wait(threads);
       in = middle, K = last, in_stride = middle_stride;
@@ -372,7 +376,8 @@ struct Decoder {
   }
 };
 
-constexpr int64_t MAX_POSITIONS = (int64_t)1 << 36;  // angles of later ones are off by 1e-5 in float64
+// Angles of later ones are off by 1e-5 in float64.
+constexpr int64_t MAX_POSITIONS = (int64_t)1 << 36;
 
 // Whether every index is inside its table: what the Python side cannot see without a copy.
 bool in_range(const Model& m, const Step& s) {
@@ -470,8 +475,8 @@ extern "C" float stream(const float* numbers, int64_t count, int threads) {
   return total;
 }
 
-// Each returns 0, or without having done anything 1 where an index is out of range, 2 where there is
-// not enough memory.
+// Each returns 0, or without having done anything 1 where an index is out of range, 2 where there
+// is not enough memory.
 extern "C" int decode_f32(const Model* m, const Step* s) {
   return guarded([&] { return decode<float>(*m, *s); });
 }

@@ -14,9 +14,10 @@ int draw(const Draw* draw);
 
 namespace {
 
-enum { POSITIONS, SLOTS, INPUTS, OUTPUTS, STEPS, FRAMES, ROWS, COLUMNS, TURNS };  // decoding/step.py
+// As in decoding/step.py.
+enum { POSITIONS, SLOTS, INPUTS, OUTPUTS, STEPS, FRAMES, ROWS, COLUMNS, TURNS };
 
-int take(int (*decode)(const Model*, const Step*), const Model& m, Step s, const Space& space) {
+int run_step(int (*decode)(const Model*, const Step*), const Model& m, Step s, const Space& space) {
   static thread_local std::vector<int64_t> memory;
   static thread_local std::vector<float> logits;
   static thread_local std::vector<Draw> draws;
@@ -83,14 +84,14 @@ int take(int (*decode)(const Model*, const Step*), const Model& m, Step s, const
 
 }  // namespace
 
-// Each returns 0, or without having written a token 1 where an index or a valid id is out of range, 2
-// where there is not enough memory.
+// Each returns 0, or without having written a token 1 where an index or a valid id is out of range,
+// 2 where there is not enough memory.
 extern "C" int take_f32(const Model* m, const Step* s, const Space* space) {
-  return guarded([&] { return take(decode_f32, *m, *s, *space); });
+  return guarded([&] { return run_step(decode_f32, *m, *s, *space); });
 }
 extern "C" int take_bf16(const Model* m, const Step* s, const Space* space) {
-  return guarded([&] { return take(decode_bf16, *m, *s, *space); });
+  return guarded([&] { return run_step(decode_bf16, *m, *s, *space); });
 }
 extern "C" int take_int8(const Model* m, const Step* s, const Space* space) {
-  return guarded([&] { return take(decode_int8, *m, *s, *space); });
+  return guarded([&] { return run_step(decode_int8, *m, *s, *space); });
 }

@@ -1,14 +1,14 @@
-// Products of whole numbers: weights of 8 bits with activations of one digit of 7 bits or two, keys of
-// 12 bits with queries of 12, and values of 10 with weights of softmax of 13. Floats become whole
-// numbers row by row, each with a scale of its own. Sums are exact, so the results are the same bits on
-// every processor, however many lanes share a step and whichever unit multiplies.
+// Products of whole numbers: weights of 8 bits with activations of one digit of 7 bits or two, keys
+// of 12 bits with queries of 12, and values of 10 with weights of softmax of 13. Floats become
+// whole numbers row by row, each with a scale of its own. Sums are exact, so the results are the
+// same bits on every processor, however many lanes share a step and whichever unit multiplies.
 #pragma once
 #include "bf16.h"
 
 INLINE float steps_to(float highest, float peak) { return peak > 1e-30f ? highest / peak : 0; }
 
-// Makes whole numbers of up to `highest` in magnitude of a row, calls put(k, numbers) with them, and
-// returns the scale; where a number is not finite, sums times that are NaN.
+// Makes whole numbers of up to `highest` in magnitude of a row, calls put(k, numbers) with them,
+// and returns the scale; where a number is not finite, sums times that are NaN.
 template <class Put>
 INLINE float round_row(const float* x, int K, float highest, Put put) {
   Ints largest = {};
@@ -26,7 +26,8 @@ struct Rounded {
   N* x;
   float* scales;
 
-  Rounded(int rows, int K) : stride(K + 64), rows(rows) {  // rows a power of two apart evict each other
+  // Rows a power of two apart would evict each other.
+  Rounded(int rows, int K) : stride(K + 64), rows(rows) {
     static thread_local std::vector<N> numbers;
     static thread_local std::vector<float> some_scales;
     make_room(numbers, (uint64_t)ceil_to(rows, 16) * stride);  // the matrix units take 16 rows
@@ -35,9 +36,9 @@ struct Rounded {
   }
 };
 
-// Digits of 7 bits, the second one in a row below the first: where a number of a row is much larger than
-// the rest, one digit keeps little of those. 64 is added to each, so it has no sign; the blocks of
-// weights begin with what that adds to the sums, taken off.
+// Digits of 7 bits, the second one in a row below the first: where a number of a row is much larger
+// than the rest, one digit keeps little of those. 64 is added to each, so it has no sign; the
+// blocks of weights begin with what that adds to the sums, taken off.
 template <>
 struct Input<Quad> : Rounded<int8_t> {
   const int digits;
@@ -48,14 +49,15 @@ struct Input<Quad> : Rounded<int8_t> {
     for (int row = 0; row < count; row++, from += from_stride) {
       int8_t *first = x + row * digits * stride, *second = first + stride;
       if (digits == 1)
-        scales[row] = round_row(
-            from, K, HIGHEST, [&](int k, Ints numbers) { put_bytes(first + k, numbers + 64); });
+        scales[row] = round_row(from, K, HIGHEST,
+                                [&](int k, Ints numbers) { put_bytes(first + k, numbers + 64); });
       else
-        scales[row] = DIGIT * round_row(from, K, HIGHEST * DIGIT, [&](int k, Ints numbers) {
-          const Ints high = to_ints(to_floats(numbers) * (1.0f / DIGIT));
-          put_bytes(first + k, high + 64);
-          put_bytes(second + k, numbers - high * DIGIT + 64);  // at most DIGIT / 2 in magnitude
-        });
+        scales[row] =
+            DIGIT * round_row(from, K, HIGHEST * DIGIT, [&](int k, Ints numbers) {
+              const Ints high = to_ints(to_floats(numbers) * (1.0f / DIGIT));
+              put_bytes(first + k, high + 64);
+              put_bytes(second + k, numbers - high * DIGIT + 64);  // at most DIGIT / 2 in magnitude
+            });
       for (int digit = 0; digit < digits; digit++)
         std::memset(first + digit * stride + K, 64, ceil_to(K, 64) - K);
     }
@@ -63,7 +65,8 @@ struct Input<Quad> : Rounded<int8_t> {
   static void reserve(int rows, int K) { Rounded(rows, ceil_to(K, 64)); }
 };
 
-// MAX_DUOS products of a query and a key, or of a weight of softmax and a value, are less than 2^31.
+// MAX_DUOS products of a query and a key, or of a weight of softmax and a value, are less than
+// 2^31.
 constexpr int MAX_DUOS = 512;
 constexpr float HIGHEST_KEY = 2047, HIGHEST_VALUE = 511, HIGHEST_WEIGHT = 8191;
 

@@ -2,8 +2,8 @@
 //
 // A matrix is stored in blocks of columns, `block[k][column]`. A product is made of tiles, of some
 // rows and columns, whose sums stay in registers while k goes by. Every output is summed over k in
-// ascending order, whatever tile it falls into: results do not depend on how many lanes share a step,
-// and raster and diagonal steps that see the same tokens compute the same bits.
+// ascending order, whatever tile it falls into: results do not depend on how many lanes share a
+// step, and raster and diagonal steps that see the same tokens compute the same bits.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -66,10 +66,13 @@ INLINE void finish(const Output& out, int row, int column, Ints first, Ints seco
 }
 
 template <class T>  // weights in a T
-constexpr int PACKED = std::is_same_v<T, float> ? 1 : std::is_same_v<T, Quad> ? 4 : 2;
+constexpr int PACKED = std::is_same_v<T, float>  ? 1
+                       : std::is_same_v<T, Quad> ? 4
+                                                 : 2;
 template <class T>  // products of whole numbers
 constexpr bool WHOLE = std::is_same_v<T, Quad> || std::is_same_v<T, Duo>;
-// What sums over k begin with: 0, or where T is Quad a row of whole numbers before a block's weights.
+// What sums over k begin with: 0, or where T is Quad a row of whole numbers before a block's
+// weights.
 template <class T>
 constexpr int FIRST_ROWS = std::is_same_v<T, Quad> ? 1 : 0;
 
@@ -80,12 +83,12 @@ struct Matrix {  // blocks[num_blocks][FIRST_ROWS + stored / PACKED][BLOCK]
   const float *bias = nullptr, *scale = nullptr;
   int stored = PACKED<T> == 4 ? ceil_to(K, 64) : K;  // values of k there are
 
-  ptrdiff_t pitch() const { return (ptrdiff_t)(FIRST_ROWS<T> + stored / PACKED<T>) * BLOCK; }
+  ptrdiff_t pitch() const { return (ptrdiff_t)(FIRST_ROWS<T> + stored / PACKED<T>)*BLOCK; }
   const T* column(int column) const { return blocks + column / BLOCK * pitch() + column % BLOCK; }
   // Where entry (k, column) is, counted in single weights, without a first row.
   ptrdiff_t at(int64_t k, int64_t column) const {
-    return column / BLOCK * BLOCK * stored +
-           (k / PACKED<T> * BLOCK + column % BLOCK) * PACKED<T> + k % PACKED<T>;
+    return column / BLOCK * BLOCK * stored + (k / PACKED<T> * BLOCK + column % BLOCK) * PACKED<T> +
+           k % PACKED<T>;
   }
 };
 
@@ -115,8 +118,8 @@ INLINE void add_product(Floats& sums, const bf16*, Ints x, Ints w) {
 // Rows of the largest tile; its sums leave registers for weights and an activation.
 constexpr int MAX_ROWS = REGISTER == 64 ? 14 : 6;
 
-// What is read next: a loop that computes fetches a bit of it into the level-2 cache in each turn, so
-// that memory does not wait for arithmetic.
+// What is read next: a loop that computes fetches a bit of it into the level-2 cache in each turn,
+// so that memory does not wait for arithmetic.
 struct Ahead {
   const char* p;
   ptrdiff_t step;  // bytes a turn
@@ -150,7 +153,8 @@ static void tile(const X* x, ptrdiff_t x_stride, const Matrix<T>& w, int column,
   const int K = PACKED<T> == 4 ? w.stored : w.K;
   Ahead next{ahead.p, ahead.step * VECTORS * WIDTH / BLOCK};  // in registers
   for (int k = 0; k < K; k += PACKED<T>, p += BLOCK) {
-    if constexpr (ROWS >= MAX_ROWS / 2) next.fetch();  // else it is the only tile that reads the block
+    if constexpr (ROWS >= MAX_ROWS / 2)
+      next.fetch();  // else it is the only tile that reads the block
 #pragma GCC unroll 4
     for (int j = 0; j < TURNS; j++) {
       Factors weights[VECTORS];
@@ -187,10 +191,10 @@ static void tile(const X* x, ptrdiff_t x_stride, const Matrix<T>& w, int column,
     for (int v = 0; v < VECTORS; v++) finish(out, row, column + v * WIDTH, sums[row][v]);
 }
 
-// Vectors of a tile of so many rows: enough sums to hide the latency of a product. Narrow weights come
-// fastest from one block.
+// Vectors of a tile of so many rows: enough sums to hide the latency of a product. Narrow weights
+// come fastest from one block.
 template <int ROWS, class X>
-constexpr int VECTORS = std::min(ROWS == 1  ? 8
+constexpr int VECTORS = std::min(ROWS == 1   ? 8
                                  : ROWS <= 3 ? 4
                                              : (REGISTERS / MAX_ROWS >= 5 ? 4 : 2),
                                  std::is_same_v<X, float> ? 8 : BLOCK / WIDTH);
@@ -214,8 +218,8 @@ INLINE void with_rows(int rows, F f) {
 }
 
 INLINE int chunks_of(int rows) { return (rows + MAX_ROWS - 1) / MAX_ROWS; }
-// Calls f(first row, rows) on chunks of at most MAX_ROWS rows, as even as they come; the digits of a row
-// stay together.
+// Calls f(first row, rows) on chunks of at most MAX_ROWS rows, as even as they come; the digits of
+// a row stay together.
 template <class F>
 INLINE void in_chunks(int rows, int digits, F f) {
   const int chunks = chunks_of(rows);
@@ -223,8 +227,9 @@ INLINE void in_chunks(int rows, int digits, F f) {
   for (int c = 0; c < chunks; c++) f(begin(c), begin(c + 1) - begin(c));
 }
 
-// The columns of blocks [from, to) of x W for all rows; columns outermost, so weights are read once. Of
-// several chunks of rows only the first one reads from memory, so each fetches a share of the next block.
+// The columns of blocks [from, to) of x W for all rows; columns outermost, so weights are read
+// once. Of several chunks of rows only the first one reads from memory, so each fetches a share of
+// the next block.
 template <class X, class T>
 static void multiply_vectors(const X* x, ptrdiff_t stride, int rows, const Matrix<T>& w, int from,
                              int to, const Output& out) {
@@ -235,21 +240,22 @@ static void multiply_vectors(const X* x, ptrdiff_t stride, int rows, const Matri
       ahead = {(const char*)w.column(end * BLOCK), (int)sizeof(T) * BLOCK / chunks_of(rows)};
     in_chunks(rows, out.digits, [&](int first, int count) {
       with_rows(count, [&](auto constant) {
-        tiles<constant.value>(x + first * stride, stride, w, b * BLOCK, end * BLOCK, out.from(first),
-                              ahead);
+        tiles<constant.value>(x + first * stride, stride, w, b * BLOCK, end * BLOCK,
+                              out.from(first), ahead);
       });
     });
   }
 }
 
-// Rows of K activations, as products with a Matrix<T> take them. What is made for that belongs to the
-// thread and the type: there is one at a time.
+// Rows of K activations, as products with a Matrix<T> take them. What is made for that belongs to
+// the thread and the type: there is one at a time.
 template <class T>
 struct Input {
   const float* x;
   ptrdiff_t stride;
   int rows;
-  Input(const float* x, ptrdiff_t stride, int rows, int, int = 1) : x(x), stride(stride), rows(rows) {}
+  Input(const float* x, ptrdiff_t stride, int rows, int, int = 1)
+      : x(x), stride(stride), rows(rows) {}
   // Makes room for rows of K numbers, or throws: in the middle of a step nobody could say so.
   static void reserve(int, int) {}
 };
@@ -257,6 +263,5 @@ struct Input {
 template <class T>
 static void multiply(const Input<T>& in, const Matrix<T>& w, int from, int to, float* out,
                      ptrdiff_t out_stride, bool add) {
-  multiply_vectors(in.x, in.stride, in.rows, w, from, to,
-                   {out, out_stride, w.bias, w.scale, add});
+  multiply_vectors(in.x, in.stride, in.rows, w, from, to, {out, out_stride, w.bias, w.scale, add});
 }

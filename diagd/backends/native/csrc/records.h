@@ -3,6 +3,7 @@
 #include "record.h"
 #include "simd.h"
 
+// clang-format off: Python reads these lines as they stand
 RECORD(Layer,
   const void *qkv, *out, *gate_up, *down;
   const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;

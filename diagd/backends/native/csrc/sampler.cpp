@@ -64,18 +64,20 @@ int64_t greedy(const float* logits, int low, int high) {
   return std::isfinite(peak) ? std::find(logits + low, logits + high, peak) - logits : UNDRAWN;
 }
 
-// Keeps the likeliest candidates, the lower id of equals, as far as top_p allows. Masses are at most 1.
+// Keeps the likeliest candidates, the lower id of equals, as far as top_p allows. Masses are at
+// most 1.
 void keep_nucleus(const Draw& d, std::vector<Candidate>& kept, double total) {
   const auto bucket = [](const Candidate& c) { return std::bit_cast<uint32_t>(c.mass) >> 21; };
   constexpr int HIGHEST = std::bit_cast<uint32_t>(1.0f) >> 21;
   double within[HIGHEST + 1] = {}, before = 0;
   for (const Candidate& c : kept) within[bucket(c)] += c.mass;
-  unsigned last = HIGHEST;  // the bucket in which the nucleus ends: only its masses are put in order
+  // the bucket in which the nucleus ends: only its masses are put in order
+  unsigned last = HIGHEST;
   while (last && (float)((before + within[last]) / total) < d.top_p) before += within[last--];
   auto rest = std::partition(kept.begin(), kept.end(),
                              [&](const Candidate& c) { return bucket(c) > last; });
-  const auto end = std::partition(rest, kept.end(),
-                                  [&](const Candidate& c) { return bucket(c) == last; });
+  const auto end =
+      std::partition(rest, kept.end(), [&](const Candidate& c) { return bucket(c) == last; });
   std::sort(rest, end, [](const Candidate& a, const Candidate& b) {
     return a.mass > b.mass || (a.mass == b.mass && a.id < b.id);
   });
@@ -110,8 +112,8 @@ int64_t sample(const Draw& d, const float* logits, int low, int high, uint32_t k
   for (int i = 0; i < whole; i += LINE)
     for (int j = 0; j < LINE; j++) sums[j] += masses[i + j];
   for (double sum : sums) total += sum;
-  // Ids of less than (1 - p) / n have less than 1 - p among them: all beyond the nucleus. What has no
-  // mass is e^-87 as likely as the best, or less.
+  // Ids of less than (1 - p) / n have less than 1 - p among them: all beyond the nucleus. What has
+  // no mass is e^-87 as likely as the best, or less.
   const float negligible =
       d.top_p < 1 ? 0.5f * (1 - d.top_p) / n * total : std::numeric_limits<float>::min();
   kept.clear();
@@ -167,8 +169,8 @@ int draw_all(const Draw& d) {
 
 }  // namespace
 
-// Returns 0, or 1 without having done anything where the valid ids of a place are none of the logits',
-// 2 where there is not enough memory.
+// Returns 0, or 1 without having done anything where the valid ids of a place are none of the
+// logits', 2 where there is not enough memory.
 extern "C" int draw(const Draw* d) {
   return guarded([&] { return draw_all(*d); });
 }

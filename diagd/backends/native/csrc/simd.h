@@ -2,8 +2,8 @@
 // processor spells in its own way. All else is written with the operators of GNU vectors.
 //
 // The kernels are compiled without contraction of products and sums (compiler.py): what is fused is
-// fused here, by name. So compilers, and processors with vectors of other widths, agree on the bits of
-// whatever does not call `fma`.
+// fused here, by name. So compilers, and processors with vectors of other widths, agree on the bits
+// of whatever does not call `fma`.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -59,7 +59,7 @@ struct Quad {
 };
 
 constexpr int WIDTH = REGISTER / 4;  // numbers of a vector
-constexpr int LINE = 16;             // numbers of a line of the cache
+constexpr int LINE = 16;  // numbers of a line of the cache
 #define INLINE inline __attribute__((always_inline))
 
 INLINE int ceil_to(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -69,7 +69,8 @@ INLINE Ints splat(int32_t x) { return x - Ints{}; }
 INLINE Floats load(const float* p) { return *(const Floats*)p; }
 INLINE Floats load(const bf16* p) {
 #if defined(__AVX512F__)  // compilers spell the widening below in several instructions
-  return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+  return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)),
+                                   16);
 #elif defined(__AVX2__)
   return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
 #else
@@ -120,8 +121,9 @@ INLINE Floats fma(Floats a, Floats b, Floats sums) {
 #endif
 }
 
-// Adds the products of four bytes of x, from 0 to 127, with four of w, from -127 to 127: exact, and of
-// 7 bits on one side, for then two products fit into 16 bits, which some processors add up first.
+// Adds the products of four bytes of x, from 0 to 127, with four of w, from -127 to 127: exact, and
+// of 7 bits on one side, for then two products fit into 16 bits, which some processors add up
+// first.
 INLINE Ints dot_quads(Ints sums, Ints x, Ints w) {
 #if defined(__AVX512VNNI__)
   return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)x, (__m512i)w);
@@ -181,7 +183,8 @@ INLINE void put_shorts(int16_t* to, Ints x) {
 #if defined(__AVX512F__)
   _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)x));
 #elif defined(__AVX2__)
-  const __m128i low = _mm256_castsi256_si128((__m256i)x), high = _mm256_extracti128_si256((__m256i)x, 1);
+  const __m128i low = _mm256_castsi256_si128((__m256i)x);
+  const __m128i high = _mm256_extracti128_si256((__m256i)x, 1);
   _mm_storeu_si128((__m128i*)to, _mm_packs_epi32(low, high));
 #elif defined(__SSE2__)
   _mm_storel_epi64((__m128i*)to, _mm_packs_epi32((__m128i)x, (__m128i)x));
@@ -207,8 +210,8 @@ INLINE bf16 round_to_bf16(float x) {  // to nearest, ties to even; finite number
 INLINE void put(float* p, float x) { *p = x; }
 INLINE void put(bf16* p, float x) { *p = round_to_bf16(x); }
 
-// 2^x to 3 ulp for x below 127; 0 where it would be less than 2^-126: such numbers are slow. NaN stays
-// NaN, so that what went wrong in attention is seen in the logits.
+// 2^x to 3 ulp for x below 127; 0 where it would be less than 2^-126: such numbers are slow. NaN
+// stays NaN, so that what went wrong in attention is seen in the logits.
 INLINE Floats exp2(Floats x) {
   const Floats clamped = x < -126.0f ? splat(-126.0f) : x;
   const Floats magic = splat(12582912.0f), shifted = clamped + magic;  // rounds

@@ -1,7 +1,7 @@
 // How threads work together on a machine that may be busy with other things.
 //
-// OpenMP's own barriers spin for milliseconds. With other processes on the cores, the thread that is
-// waited for may not be running at all, and every spin takes from the time that it could run in.
+// OpenMP's own barriers spin for milliseconds. With other processes on the cores, the thread that
+// is waited for may not be running at all, and every spin takes from the time that it could run in.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -18,9 +18,9 @@
 
 using Clock = std::chrono::steady_clock;
 
-// Where threads wait for each other: they spin as long as that pays, then sleep. A sleep that was so
-// short that spinning on would have paid brings back the longest spin, any other halves it, unless
-// the spin is fixed.
+// Where threads wait for each other: they spin as long as that pays, then sleep. A sleep that was
+// so short that spinning on would have paid brings back the longest spin, any other halves it,
+// unless the spin is fixed.
 class Barrier {
  public:
   Barrier() = default;
@@ -53,7 +53,7 @@ class Barrier {
     if (!learns) return;
     const Clock::duration slept = Clock::now() - asleep;
     if (slept < WORTH_IT) {
-      spin.store(MOST.count(), std::memory_order_relaxed);
+      spin.store(MAX_SPIN.count(), std::memory_order_relaxed);
       return;
     }
     spin.store(spin.load(std::memory_order_relaxed) / 2, std::memory_order_relaxed);
@@ -61,12 +61,12 @@ class Barrier {
   }
 
   // How long, since the last call, threads slept for one that was not running.
-  Clock::duration take_waited() {
+  Clock::duration drain_waited() {
     return Clock::duration(waited.exchange(0, std::memory_order_relaxed));
   }
 
  private:
-  static constexpr Clock::duration MOST = std::chrono::microseconds(100);
+  static constexpr Clock::duration MAX_SPIN = std::chrono::microseconds(100);
   static constexpr Clock::duration WORTH_IT = std::chrono::microseconds(150);
 
   static void pause() {
@@ -80,7 +80,7 @@ class Barrier {
   const bool learns = true;
   alignas(64) std::atomic<int> arrived{0};
   alignas(64) std::atomic<uint32_t> phase{0};
-  alignas(64) std::atomic<Clock::rep> spin{MOST.count()};
+  alignas(64) std::atomic<Clock::rep> spin{MAX_SPIN.count()};
   std::atomic<Clock::rep> waited{0};
 };
 
@@ -90,29 +90,29 @@ inline std::atomic<int> forks{0};
 inline const int watches_forks = pthread_atfork(nullptr, nullptr, [] { forks++; });
 #endif
 
-// Threads that wait for a caller's work, and own the crew with the caller. Nobody waits for their end:
-// where the caller is a thread that ends, Windows lets no other thread end meanwhile, and after a fork
-// there are none.
-class Crew {
+// Threads that wait for a caller's work, and own the pool with the caller. Nobody waits for their
+// end: where the caller is a thread that ends, Windows lets no other thread end meanwhile, and
+// after a fork there are none.
+class ThreadPool {
  public:
-  static std::shared_ptr<Crew> hire(int threads) {
-    const auto crew = std::make_shared<Crew>(threads);
-    int hired = 1;
+  static std::shared_ptr<ThreadPool> start(int threads) {
+    const auto pool = std::make_shared<ThreadPool>(threads);
+    int started = 1;
     try {
-      for (; hired < threads; hired++)
-        std::thread([crew, hired] { crew->serve(hired); }).detach();
+      for (; started < threads; started++)
+        std::thread([pool, started] { pool->serve(started); }).detach();
     } catch (...) {  // the system gives no more: for those that wait, the others come too, and go
-      for (; hired < threads; hired++) crew->dock.arrive(threads);
-      crew->dismiss();
+      for (; started < threads; started++) pool->entry.arrive(threads);
+      pool->stop();
       throw;
     }
-    return crew;
+    return pool;
   }
-  explicit Crew(int threads) : threads(threads), born(forks) {}
+  explicit ThreadPool(int threads) : threads(threads), born(forks) {}
 
-  void dismiss() {
+  void stop() {
     call = nullptr;
-    dock.arrive(threads);
+    entry.arrive(threads);
   }
 
   template <class Work>
@@ -121,7 +121,7 @@ class Crew {
     call = [](const void* work, int thread, int threads, Barrier& barrier) {
       (*(const Work*)work)(thread, threads, barrier);
     };
-    dock.wait(threads);
+    entry.wait(threads);
     todo(0, threads, barrier);
     barrier.wait(threads);
   }
@@ -134,7 +134,7 @@ class Crew {
  private:
   void serve(int thread) {
     for (;;) {
-      dock.wait(threads);
+      entry.wait(threads);
       if (!call) return;
       call(work, thread, threads, barrier);
       barrier.wait(threads);
@@ -142,57 +142,58 @@ class Crew {
   }
 
   const int born;
-  Barrier dock{std::chrono::microseconds(500)};  // longer than what is between the calls of a step
+  Barrier entry{std::chrono::microseconds(500)};  // longer than what is between the calls of a step
   const void* work = nullptr;
   void (*call)(const void*, int, int, Barrier&) = nullptr;
 };
 
-// The crew of one calling thread. Where some of it are kept from running, and half of the time of
-// two calls goes into waiting for them, the caller works alone for a while, then tries again.
+// The pool of one calling thread. Where some of its threads are kept from running, and half of the
+// time of two calls goes into waiting for them, the caller works alone for a while, then tries
+// again.
 class Team {
  public:
-  ~Team() { dismiss(); }
+  ~Team() { stop(); }
 
-  // Calls work(thread, threads, barrier) on `most` threads at once, or on fewer.
+  // Calls work(thread, threads, barrier) on `max_threads` threads at once, or on fewer.
   template <class Work>
-  void run(int most, const Work& work) {
-    if (most == 1 || alone) {
+  void run(int max_threads, const Work& work) {
+    if (max_threads == 1 || alone) {
       Barrier nobody;
       work(0, 1, nobody);
       alone -= alone > 0;
       return;
     }
-    if (!crew || crew->threads != most || !crew->alive()) {
-      dismiss();
-      crew = Crew::hire(most);
+    if (!pool || pool->threads != max_threads || !pool->alive()) {
+      stop();
+      pool = ThreadPool::start(max_threads);
     }
     const auto started = Clock::now();
-    crew->run(work);
-    judge(Clock::now() - started);
+    pool->run(work);
+    adapt(Clock::now() - started);
   }
 
  private:
-  // Takes in how a call went.
-  void judge(Clock::duration took) {
-    if (2 * crew->barrier.take_waited() <= took) {
-      suspect = false;
+  // Works alone for a while after two calls that waited too long.
+  void adapt(Clock::duration took) {
+    if (2 * pool->barrier.drain_waited() <= took) {
+      was_slow = false;
       penalty /= 2;
-    } else if (suspect || penalty) {
-      alone = penalty = std::min(MOST_ALONE, 2 * penalty + 4);
+    } else if (was_slow || penalty) {
+      alone = penalty = std::min(MAX_ALONE, 2 * penalty + 4);
     } else {
-      suspect = true;  // once is nothing
+      was_slow = true;  // once is not enough
     }
   }
 
-  void dismiss() {
-    if (crew) crew->dismiss();
-    crew.reset();
+  void stop() {
+    if (pool) pool->stop();
+    pool.reset();
   }
 
-  static constexpr int MOST_ALONE = 1024;  // calls
-  std::shared_ptr<Crew> crew;
+  static constexpr int MAX_ALONE = 1024;  // calls
+  std::shared_ptr<ThreadPool> pool;
   int alone = 0, penalty = 0;
-  bool suspect = false;
+  bool was_slow = false;
 };
 
 inline thread_local Team team;

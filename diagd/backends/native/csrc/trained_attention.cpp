@@ -1,6 +1,6 @@
-// Softmax attention under any mask, and its gradients, in bfloat16: what training by schedules consists
-// of. The scores never are in memory as a whole; blocks of 32 queries and 32 keys that nobody sees are
-// left out (Dao, arXiv:2307.08691, on other hardware).
+// Softmax attention under any mask, and its gradients, in bfloat16: what training by schedules
+// consists of. The scores never are in memory as a whole; blocks of 32 queries and 32 keys that
+// nobody sees are left out (Dao, arXiv:2307.08691, on other hardware).
 #include <atomic>
 
 #include "packing.h"
@@ -88,9 +88,9 @@ INLINE void multiply_vectors(const bf16* a, ptrdiff_t a_pitch, const Columns& b,
   }
 }
 
-// 32 x 32 numbers, `pitch` apart, (added to) the sum over `steps` times 32 of a's 32 rows, `a_pitch`
-// apart, and the columns of b(step): 16 pairs of rows, `b_pitch` bytes apart, and 16 more columns
-// `b_right` away.
+// 32 x 32 numbers, `pitch` apart, (added to) the sum over `steps` times 32 of a's 32 rows,
+// `a_pitch` apart, and the columns of b(step): 16 pairs of rows, `b_pitch` bytes apart, and 16 more
+// columns `b_right` away.
 template <class Columns>
 INLINE void multiply_block(const bf16* a, ptrdiff_t a_pitch, const Columns& b, ptrdiff_t b_pitch,
                            ptrdiff_t b_right, int steps, float* to, ptrdiff_t pitch, bool add) {
@@ -103,8 +103,9 @@ INLINE void multiply_block(const bf16* a, ptrdiff_t a_pitch, const Columns& b, p
 // The products of 32 rows with 32 turned ones.
 INLINE void multiply_rows(const bf16* rows, const bf16* turned, int size, float* to,
                           ptrdiff_t pitch) {
-  multiply_block(rows, size, [&](int s) { return turned + 512 * s; }, 64, 16 * size, size / 32, to,
-                 pitch, false);
+  multiply_block(
+      rows, size, [&](int s) { return turned + 512 * s; }, 64, 16 * size, size / 32, to, pitch,
+      false);
 }
 
 // Which of 16 lanes at `seen` are 1, of those before `left`.
@@ -152,12 +153,12 @@ struct Forward {
       sums.clear(SIDE * a.head_dim);
       std::fill(peaks, peaks + SIDE, -1e30f);
       std::fill(masses, masses + SIDE, 0.0f);
-      int some[AT_ONCE], taken = 0;
+      int some[AT_ONCE], filled = 0;
       for (int k = 0; k < count; k++) {
-        if (a.blocks[q * count + k]) some[taken++] = k;
-        if (taken == AT_ONCE || (k + 1 == count && taken)) {
-          take_in(a, q, some, taken);
-          taken = 0;
+        if (a.blocks[q * count + k]) some[filled++] = k;
+        if (filled == AT_ONCE || (k + 1 == count && filled)) {
+          accumulate(a, q, some, filled);
+          filled = 0;
         }
       }
       const int here = std::min(SIDE, a.lanes - q * SIDE);
@@ -175,10 +176,10 @@ struct Forward {
 
   void write(const Attended&, int, int) const {}  // run() has written all
 
-  void take_in(const Attended& a, int q, const int* some, int taken) {
+  void accumulate(const Attended& a, int q, const int* some, int filled) {
     const int size = a.head_dim, count = ceil_to(a.lanes, SIDE) / SIDE;
     constexpr ptrdiff_t ROW = AT_ONCE * SIDE;
-    for (int j = 0; j < taken; j++)
+    for (int j = 0; j < filled; j++)
       multiply_rows(&queries[(size_t)q * SIDE * size], &keys[(size_t)some[j] * SIDE * size], size,
                     scores[0] + j * SIDE, ROW);
     const int here = std::min(SIDE, a.lanes - q * SIDE);
@@ -186,7 +187,7 @@ struct Forward {
     float fades[SIDE];
     for (int r = 0; r < SIDE; r++) {
       Floats highest = splat(peaks[r]);
-      for (int j = 0; j < taken; j++)
+      for (int j = 0; j < filled; j++)
         for (int c = 0; c < SIDE; c += 16) {
           float* at = scores[r] + j * SIDE + c;
           if (a.blocks[q * count + some[j]] == 1) {
@@ -205,20 +206,20 @@ struct Forward {
       bf16* weights = (bf16*)scores[r];  // over what was read
       const Floats peak = splat(peaks[r] * scale);
       Floats total = {};
-      for (int c = 0; c < taken * SIDE; c += 16) {
+      for (int c = 0; c < filled * SIDE; c += 16) {
         const Floats weight = quick_exp2(load(scores[r] + c) * scale - peak);
         total += weight;
         round_to(weights + c, weight);
       }
       masses[r] = masses[r] * fades[r] + sum_of(total);
       if (fades[r] != 1)
-        for (int d = r * size; d < (r + 1) * size; d += WIDTH) store(&sums[d], load(&sums[d]) * fades[r]);
+        for (int d = r * size; d < (r + 1) * size; d += WIDTH)
+          store(&sums[d], load(&sums[d]) * fades[r]);
     }
     for (int d = 0; d < size; d += SIDE)
-      multiply_block(
-          (bf16*)scores[0], 2 * ROW,
-          [&](int j) { return &values[(size_t)some[j] * SIDE * size + 2 * d]; }, 4 * size, 32, taken,
-          &sums[d], size, true);
+      multiply_block((bf16*)scores[0], 2 * ROW,
+                     [&](int j) { return &values[(size_t)some[j] * SIDE * size + 2 * d]; },
+                     4 * size, 32, filled, &sums[d], size, true);
   }
 };
 
@@ -259,15 +260,15 @@ struct Backward {
       masses[i] = masses_of(a, batch, head)[i];
     }
     for (int k = 0; k < count; k++) {
-      int some[AT_ONCE], taken = 0;
+      int some[AT_ONCE], filled = 0;
       for (int q = 0; q < count; q++) {
         if (const int seen = a.blocks[q * count + k]) {
-          weigh(a, q, k, seen == 1, masses, taken * SIDE);
-          some[taken++] = q;
+          weigh(a, q, k, seen == 1, masses, filled * SIDE);
+          some[filled++] = q;
         }
-        if (taken == AT_ONCE || (q + 1 == count && taken)) {
-          take_in(k, some, taken, size);
-          taken = 0;
+        if (filled == AT_ONCE || (q + 1 == count && filled)) {
+          accumulate(k, some, filled, size);
+          filled = 0;
         }
       }
     }
@@ -305,34 +306,36 @@ struct Backward {
           round_to(changes[r + i] + to + c, change[i]);
         }
         const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)change[1], (__m512)change[0]);
-        const __m512i order = _mm512_set_epi16(
-            31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20,
-            4, 19, 3, 18, 2, 17, 1, 16, 0);
+        const __m512i order =
+            _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
+                             22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
         _mm512_store_si512(paired[r / 2][c], _mm512_permutexvar_epi16(order, both));
       }
     }
     const ptrdiff_t padded = ceil_to(a.lanes, SIDE);
     for (int d = 0; d < size; d += SIDE)
-      multiply_block(&key_columns[d * padded + k * SIDE], padded, [&](int) { return paired[0][0]; },
-                     128, 32, 1, &query_sums[at_queries + (size_t)d * SIDE], SIDE, true);
+      multiply_block(
+          &key_columns[d * padded + k * SIDE], padded, [&](int) { return paired[0][0]; }, 128, 32,
+          1, &query_sums[at_queries + (size_t)d * SIDE], SIDE, true);
   }
 
-  void take_in(int k, const int* some, int taken, int size) {
+  void accumulate(int k, const int* some, int filled, int size) {
     const size_t at_keys = (size_t)k * SIDE * size;
     for (int d = 0; d < size; d += SIDE) {
       const auto pairs = [&](const Packed& of) {
         return [&, d](int j) { return &of[(size_t)some[j] * SIDE * size + 2 * d]; };
       };
-      multiply_block(weights[0], AT_ONCE * SIDE, pairs(grad_pairs), 4 * size, 32, taken,
+      multiply_block(weights[0], AT_ONCE * SIDE, pairs(grad_pairs), 4 * size, 32, filled,
                      &value_sums[at_keys + d], size, true);
-      multiply_block(changes[0], AT_ONCE * SIDE, pairs(query_pairs), 4 * size, 32, taken,
+      multiply_block(changes[0], AT_ONCE * SIDE, pairs(query_pairs), 4 * size, 32, filled,
                      &key_sums[at_keys + d], size, true);
     }
   }
 
   void write(const Attended& a, int batch, int kv_head) const {
     for (int i = 0; i < a.lanes; i++) {
-      const ptrdiff_t at = place(a, a.kv_heads, batch, i, kv_head), from = (ptrdiff_t)i * a.head_dim;
+      const ptrdiff_t at = place(a, a.kv_heads, batch, i, kv_head);
+      const ptrdiff_t from = (ptrdiff_t)i * a.head_dim;
       for (int d = 0; d < a.head_dim; d += WIDTH) {
         round_to(a.keys_grad + at + d, load(&key_sums[from + d]) * a.scale);
         round_to(a.values_grad + at + d, load(&value_sums[from + d]));

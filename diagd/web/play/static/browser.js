@@ -1,37 +1,57 @@
 // The engine in this browser: a worker that runs the world. The page speaks to it as to a server
 // (connection.js).
 
-import { check, dreamOf } from "./dream.js";
+import {check, dreamOf} from "./dream.js";
 
 const BASE = new URL("../world/", import.meta.url);
 export const MAX_THREADS = 8;
-const VIDEO = ["video/mp4;codecs=avc1", "video/webm;codecs=vp9", "video/webm"].find((type) => globalThis.MediaRecorder?.isTypeSupported(type));
+const VIDEOS = ["video/mp4;codecs=avc1", "video/webm;codecs=vp9", "video/webm"];
+const VIDEO = VIDEOS.find((type) => globalThis.MediaRecorder?.isTypeSupported(type));
 
 export class Browser {
-  /** handlers: welcome(document), frame(header, picture, or a promise of it or of null), kept(document), progress(share), computed(words), notice(message), state(name, message); canvas: what is recorded */
+  /**
+   * handlers: as a `Connection` has (its pictures may be promises, or null), and progress(share),
+   * computed(words), notice(message); canvas: what is recorded
+   */
   constructor(handlers, canvas) {
-    Object.assign(this, { handlers, canvas, recorded: 0, logs: [], hasWorld: false, abilities: new Set(VIDEO ? ["record"] : []) });
-    addEventListener("error", (event) => handlers.state("ended", `The page broke down (${event.message}).`));
+    const abilities = new Set(VIDEO ? ["record"] : []);
+    Object.assign(this, {handlers, canvas, abilities, recorded: 0, logs: [], hasWorld: false});
+    addEventListener("error", (event) => this.#end(`The page broke down (${event.message}).`));
     this.open();
   }
 
   async open() {
     try {
       if (await isolate()) return; // the page is loaded anew
-      const answer = await fetch(new URL("world.json", BASE), { cache: "no-cache" }).catch(() => null);
-      if (!answer?.ok) throw new Error((await answer?.json().catch(() => null))?.detail ?? "world/world.json could not be loaded: is the folder whole?");
+      const file = new URL("world.json", BASE);
+      const answer = await fetch(file, {cache: "no-cache"}).catch(() => null);
+      if (!answer?.ok) {
+        const problem = await answer?.json().catch(() => null);
+        const unread = "world/world.json could not be loaded: is the folder whole?";
+        throw new Error(problem?.detail ?? unread);
+      }
       this.manifest = await answer.json();
     } catch (error) {
-      return this.handlers.state("ended", error.message);
+      return this.#end(error.message);
     }
     this.worker?.terminate();
     this.hasWorld = false;
     for (const answer of this.logs.splice(0)) answer(null);
-    this.worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
-    this.worker.onmessage = ({ data }) => this.#take(data);
-    this.worker.onerror = (event) => this.handlers.state("ended", `The world in this browser broke down (${event.message ?? "its worker could not start"}).`);
-    this.worker.postMessage({ type: "load", manifest: this.manifest, base: BASE.href, threads: numThreads(), engine: new URLSearchParams(location.search).get("engine") });
+    this.worker = new Worker(new URL("worker.js", import.meta.url), {type: "module"});
+    this.worker.onmessage = ({data}) => this.#receive(data);
+    this.worker.onerror = ({ message = "its worker could not start" }) => {
+      this.#end(`The world in this browser broke down (${message}).`);
+    };
+    const engine = new URLSearchParams(location.search).get("engine");
+    const {manifest} = this;
+    this.worker.postMessage(
+      {type: "load", manifest, base: BASE.href, threads: numThreads(), engine}
+    );
     this.handlers.state("new", "Loading the world");
+  }
+
+  #end(message) {
+    this.handlers.state("ended", message);
   }
 
   send(message) {
@@ -46,13 +66,15 @@ export class Browser {
   /** What is kept of the dream: its `video`, or itself as `dream`. */
   async keep(what) {
     if (what === "dream") {
-      const { scene, seed, frames } = await this.#log();
-      return { name: "dream.json", blob: new Blob([JSON.stringify(dreamOf(this.manifest, scene, seed, frames))]) };
+      const {scene, seed, frames} = await this.#log();
+      const text = JSON.stringify(dreamOf(this.manifest, scene, seed, frames));
+      return {name: "dream.json", blob: new Blob([text])};
     }
     if (!this.video) throw new Error("nothing was recorded yet");
-    if (this.recorder?.state === "recording") this.recorder.stop(); // the dream has ended meanwhile
+    // the dream has ended meanwhile
+    if (this.recorder?.state === "recording") this.recorder.stop();
     const blob = await this.video;
-    return { name: blob.type.includes("mp4") ? "dream.mp4" : "dream.webm", blob };
+    return {name: blob.type.includes("mp4") ? "dream.mp4" : "dream.webm", blob};
   }
 
   start() {
@@ -66,32 +88,36 @@ export class Browser {
       dream = JSON.parse(await file.text());
     } catch {} // said below
     check(dream, this.manifest);
-    const { scene, seed, frames } = dream;
-    this.send({ type: "begin", scene: this.manifest.scenes.indexOf(scene), seed, frames });
-    return { frames: frames.length, scene };
+    const {scene, seed, frames} = dream;
+    this.send({type: "begin", scene: this.manifest.scenes.indexOf(scene), seed, frames});
+    return {frames: frames.length, scene};
   }
 
-  #take(data) {
+  #receive(data) {
     if (data.type === "frame") {
-      if (data.header.begun) return this.handlers.frame({ ...data.header, recorded: this.recorded }, this.#pictureOf(data.header.scene));
-      if (this.recorder?.state === "recording") this.recorded++;
-      this.#say(data.header.gpu);
-      this.handlers.frame({ ...data.header, recorded: this.recorded }, data.picture);
+      const {begun, scene, gpu} = data.header;
+      if (!begun && this.recorder?.state === "recording") this.recorded++;
+      if (!begun) this.#say(gpu);
+      const picture = begun ? this.#pictureOf(scene) : data.picture;
+      this.handlers.frame({...data.header, recorded: this.recorded}, picture);
     } else if (data.type === "welcome") {
-      Object.assign(this, { threads: data.threads, gpu: null, hasWorld: true });
-      this.handlers.welcome({ ...this.manifest, computed: this.#computed(null), threads: data.threads, max_recorded: Infinity });
-      if (!this.wasHere) this.send({ type: "begin", scene: 0, seed: Math.floor(Math.random() * 2 ** 20) }); // else the page begins
+      Object.assign(this, {threads: data.threads, gpu: null, hasWorld: true});
+      const own = {computed: this.#computed(null), threads: data.threads, max_recorded: Infinity};
+      this.handlers.welcome({...this.manifest, ...own});
+      const seed = Math.floor(Math.random() * 2 ** 20);
+      if (!this.wasHere) this.send({type: "begin", scene: 0, seed}); // else the page begins
       this.wasHere = true;
       this.handlers.state("live", "");
     } else if (data.type === "progress") {
       this.handlers.progress(data.done / data.size);
-      this.handlers.state("new", `Loading the world: ${(data.done / 1e6).toFixed(1)} of ${(data.size / 1e6).toFixed(1)} MB`);
+      const [done, size] = [data.done, data.size].map((bytes) => (bytes / 1e6).toFixed(1));
+      this.handlers.state("new", `Loading the world: ${done} of ${size} MB`);
     } else if (data.type === "notice") {
       this.handlers.notice(data.message);
     } else if (data.type === "log") {
       this.logs.shift()?.(data.dream);
     } else {
-      this.handlers.state("ended", data.message);
+      this.#end(data.message);
     }
   }
 
@@ -109,7 +135,8 @@ export class Browser {
 
   /** The picture of a start, or null if the host has lost it. */
   #pictureOf(scene) {
-    return fetch(this.picture(scene)).then((answer) => answer.blob()).then(createImageBitmap).catch(() => null);
+    const coming = fetch(this.picture(scene)).then((answer) => answer.blob());
+    return coming.then(createImageBitmap).catch(() => null);
   }
 
   async #log() {
@@ -125,29 +152,34 @@ export class Browser {
     if (!on) return this.recorder?.stop();
     this.recorded = 0;
     const parts = [], stream = this.canvas.captureStream();
-    this.recorder = new MediaRecorder(stream, { mimeType: VIDEO, videoBitsPerSecond: 4e6 });
+    this.recorder = new MediaRecorder(stream, {mimeType: VIDEO, videoBitsPerSecond: 4e6});
     this.recorder.ondataavailable = (event) => parts.push(event.data);
-    this.video = new Promise((resolve) => { this.recorder.onstop = () => resolve(new Blob(parts, { type: VIDEO })); });
-    this.video.then(() => stream.getTracks().forEach((track) => track.stop())); // else the canvas is captured for ever
+    this.video = new Promise((resolve) => {
+      this.recorder.onstop = () => resolve(new Blob(parts, { type: VIDEO }));
+    });
+    // else the canvas is captured for ever
+    this.video.then(() => stream.getTracks().forEach((track) => track.stop()));
     this.recorder.start();
   }
 }
 
-/** One thread less than the cores, which the page itself needs, or as many as the address asks for. */
+/** One thread less than the cores, for the page needs one, or as many as the address asks for. */
 function numThreads() {
   if (!globalThis.crossOriginIsolated) return 1;
   const asked = Number(new URLSearchParams(location.search).get("threads"));
   return Math.max(1, Math.min(MAX_THREADS, asked || (navigator.hardwareConcurrency ?? 2) - 1));
 }
 
-/** Let a service worker keep the files, and isolate the page, without which there are no threads. */
+/** Let a service worker keep the files, and isolate the page: else there are no threads. */
 async function isolate() {
-  const isExported = document.documentElement.dataset.engine === "browser"; // else a server isolates it
+  // else a server isolates it
+  const isExported = document.documentElement.dataset.engine === "browser";
   if (!isExported || !globalThis.isSecureContext || !navigator.serviceWorker) return false;
   try {
     await navigator.serviceWorker.register(new URL("../offline.js", import.meta.url));
     if (globalThis.crossOriginIsolated || sessionStorage.getItem("isolated")) return false;
-    await Promise.race([navigator.serviceWorker.ready, new Promise((_, reject) => setTimeout(reject, 1500))]);
+    const late = new Promise((_, reject) => setTimeout(reject, 1500));
+    await Promise.race([navigator.serviceWorker.ready, late]);
     sessionStorage.setItem("isolated", "tried");
   } catch {
     return false; // one thread, and nothing kept

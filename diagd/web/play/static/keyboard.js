@@ -1,31 +1,45 @@
 // Keys and touch buttons to the model's actions. What is pressed longest ago gives way first.
 
-const PLACES = { forward: "forward", up: "forward", left: "left", turn_left: "left", back: "back", backward: "back", down: "back", right: "right", turn_right: "right" };
+const PLACES = {
+  forward: "forward",
+  up: "forward",
+  left: "left",
+  turn_left: "left",
+  back: "back",
+  backward: "back",
+  down: "back",
+  right: "right",
+  turn_right: "right",
+};
 
 export class Keyboard {
-  /** layout: what the server says (diagd/web/play/welcome.py); changed(action): something else is pressed */
+  /** changed(action, isPress): something else is pressed */
   constructor(pad, words, changed) {
-    Object.assign(this, { pad, words, changed, held: [], action: null, buttons: new Map() });
+    Object.assign(this, {pad, words, changed, held: [], action: null, buttons: new Map()});
     addEventListener("keydown", (event) => this.#key(event, true));
     addEventListener("keyup", (event) => this.#key(event, false));
     addEventListener("blur", () => this.release());
   }
 
+  /** layout: a `Keyboard` (messages.py) */
   use(layout) {
     this.layout = layout;
     this.byKey = new Map();
-    for (const [word, keys] of Object.entries(layout.keys)) for (const key of keys) this.byKey.set(key, word);
+    for (const [word, keys] of Object.entries(layout.keys))
+      for (const key of keys) this.byKey.set(key, word);
     this.joined = new Map(layout.joined.map((name) => [name.split("+").sort().join("+"), name]));
     this.held = [];
     this.action = layout.idle;
     this.#draw();
-    navigator.keyboard?.getLayoutMap?.().then((map) => this.#label(map), () => {}); // may be forbidden
+    const mapped = navigator.keyboard?.getLayoutMap?.(); // may be forbidden
+    mapped?.then((map) => this.#label(map), () => {});
   }
 
   /** Letters stand elsewhere on other keyboards, such as the French one. */
   #label(map) {
     for (const [word, button] of this.buttons) {
-      const cap = (key) => (key.startsWith("Key") && map.get(key)?.toUpperCase()) || this.layout.labels[key];
+      const cap = (key) =>
+        (key.startsWith("Key") && map.get(key)?.toUpperCase()) || this.layout.labels[key];
       button.firstElementChild.textContent = this.layout.keys[word].map(cap).join(" ") || "·";
     }
   }
@@ -52,14 +66,29 @@ export class Keyboard {
       const place = PLACES[word];
       if (place) button.classList.add(place);
       (place ? this.pad : this.words).append(button);
-      const press = (event) => { event.preventDefault(); this.press(word, true); };
+      const press = (event) => {
+        event.preventDefault();
+        this.press(word, true);
+      };
       const release = () => this.press(word, false);
-      button.addEventListener("pointerdown", (event) => { button.setPointerCapture(event.pointerId); press(event); });
-      for (const name of ["pointerup", "pointercancel", "lostpointercapture", "blur"]) button.addEventListener(name, release);
+      button.addEventListener("pointerdown", (event) => {
+        button.setPointerCapture(event.pointerId);
+        press(event);
+      });
+      for (const name of ["pointerup", "pointercancel", "lostpointercapture", "blur"]) {
+        button.addEventListener(name, release);
+      }
       button.addEventListener("contextmenu", (event) => event.preventDefault());
       // Enter and space on a focused button press it for as long as they are down
-      button.addEventListener("keydown", (event) => { if (["Enter", "Space"].includes(event.code)) { event.stopPropagation(); press(event); } });
-      button.addEventListener("keyup", (event) => { if (["Enter", "Space"].includes(event.code)) release(); });
+      const isForButton = (event) => ["Enter", "Space"].includes(event.code);
+      button.addEventListener("keydown", (event) => {
+        if (!isForButton(event)) return;
+        event.stopPropagation();
+        press(event);
+      });
+      button.addEventListener("keyup", (event) => {
+        if (isForButton(event)) release();
+      });
       this.buttons.set(word, button);
     }
     this.pad.hidden = !this.pad.children.length;
@@ -80,8 +109,9 @@ export class Keyboard {
   /** What walks, by its direction, and all other words. */
   get groups() {
     const words = [...this.buttons.keys()];
-    const walks = Object.fromEntries(words.filter((word) => PLACES[word]).map((word) => [PLACES[word], word]));
-    return { walks, others: words.filter((word) => !PLACES[word]) };
+    const walking = words.filter((word) => PLACES[word]);
+    const walks = Object.fromEntries(walking.map((word) => [PLACES[word], word]));
+    return {walks, others: words.filter((word) => !PLACES[word])};
   }
 
   press(word, down) {
@@ -93,7 +123,9 @@ export class Keyboard {
   #settle() {
     if (!this.layout) return;
     const action = this.#actionOf(this.held);
-    for (const [word, button] of this.buttons) button.setAttribute("aria-pressed", this.held.includes(word));
+    for (const [word, button] of this.buttons) {
+      button.setAttribute("aria-pressed", this.held.includes(word));
+    }
     if (action === this.action) return;
     this.action = action;
     this.changed(action, action !== this.layout.idle);

@@ -1,5 +1,5 @@
-// A service worker: keeps the files of the page, and adds the headers that isolate it, without which
-// browsers share no memory between threads. What has a version in its address is loaded once.
+// A service worker: keeps the files of the page, and adds the headers that isolate it, without
+// which browsers share no memory between threads. What has a version in its address is loaded once.
 
 const CACHE = "diagd";
 const HEADERS = {
@@ -12,14 +12,15 @@ addEventListener("install", () => skipWaiting());
 addEventListener("activate", (event) => event.waitUntil(clients.claim()));
 addEventListener("fetch", (event) => {
   const { request } = event;
-  if (request.method === "GET" && new URL(request.url).origin === location.origin) event.respondWith(answer(event));
+  const isOurs = request.method === "GET" && new URL(request.url).origin === location.origin;
+  if (isOurs) event.respondWith(answer(event));
 });
 
 async function answer(event) {
-  const { request } = event;
-  const cache = await caches.open(CACHE), { search } = new URL(request.url);
+  const {request} = event;
+  const cache = await caches.open(CACHE), {search} = new URL(request.url);
   const isVersioned = /^\?v=/.test(search);
-  const kept = await cache.match(request, { ignoreSearch: !isVersioned });
+  const kept = await cache.match(request, {ignoreSearch: !isVersioned});
   if (kept && isVersioned) return isolated(kept);
   try {
     const fresh = await fetch(request);
@@ -33,7 +34,7 @@ async function answer(event) {
 
 async function keep(cache, request, response, isVersioned) {
   try {
-    if (isVersioned) await cache.delete(request, { ignoreSearch: true }); // an older version
+    if (isVersioned) await cache.delete(request, {ignoreSearch: true}); // an older version
     await cache.put(request, response);
   } catch {} // no room: then it is loaded each time
 }
@@ -42,5 +43,6 @@ function isolated(response) {
   if (!response.status) return response; // a redirection, which the browser follows by itself
   const headers = new Headers(response.headers);
   for (const [name, value] of Object.entries(HEADERS)) headers.set(name, value);
-  return new Response(response.body, { status: response.status, statusText: response.statusText, headers });
+  const {body, status, statusText} = response;
+  return new Response(body, {status, statusText, headers});
 }

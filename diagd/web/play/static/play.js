@@ -1,21 +1,30 @@
-// The page of `diagd play`: what comes from the engine is shown, what is done here is said to it. The
-// engine is a server, or this browser itself where the page was written by `diagd export-web`.
+// The page of `diagd play`: what comes from the engine is shown, what is done here is said to it.
+// The engine is a server, or this browser itself where the page was written by `diagd export-web`.
 
-import { Browser, MAX_THREADS } from "./browser.js";
-import { Connection } from "./connection.js";
-import { dreamOfAddress, linkOf } from "./dream.js";
-import { useGamepad } from "./gamepad.js";
-import { Keyboard } from "./keyboard.js";
-import { Readings } from "./readings.js";
-import { TokenGrid } from "./token-grid.js";
+import {Browser, MAX_THREADS} from "./browser.js";
+import {Connection} from "./connection.js";
+import {dreamOfAddress, linkOf} from "./dream.js";
+import {useGamepad} from "./gamepad.js";
+import {Keyboard} from "./keyboard.js";
+import {Readings} from "./readings.js";
+import {TokenGrid} from "./token-grid.js";
 
 const $ = (id) => document.getElementById(id);
 const stage = $("stage").getContext("2d");
 const grid = new TokenGrid($("grid"), $("grid-caption"));
 const readings = new Readings($("bars"));
-globalThis.diagd = { readings }; // for whoever drives this page by a script (runs/play.py)
+globalThis.diagd = {readings}; // for whoever drives this page by a script (runs/play.py)
 const SLOW = 2; // frames a second below which the page says what would be faster
-const state = { scene: 0, session: 0, paused: false, recording: false, recorded: 0, seed: 0, inputs: 0, taken: 0 };
+const state = {
+  scene: 0,
+  session: 0,
+  paused: false,
+  recording: false,
+  recorded: 0,
+  seed: 0,
+  inputs: 0,
+  pressed: 0,
+};
 let about = null; // what the engine said when it let us in
 let controls = null;
 let drawing = Promise.resolve(); // frames are drawn one after the other
@@ -25,30 +34,41 @@ const keyboard = new Keyboard($("pad"), $("words"), (action, isPress) => {
   if (isPress) {
     if (state.paused) setPaused(false);
     readings.pressed(state.inputs);
-    state.taken = state.inputs;
+    state.pressed = state.inputs;
     showAction(action, true); // at once, however long its picture takes
   }
   connection.send({ type: "act", action, id: state.inputs });
 });
-const handlers = { welcome, frame: (header, picture) => { drawing = drawing.then(() => drawFrame(header, picture)).catch(breakOff); }, kept, progress: showProgress, computed: showComputed, notice: (message) => toast(message, true), state: setState };
+const handlers = {
+  welcome,
+  frame: (header, picture) => {
+    drawing = drawing.then(() => drawFrame(header, picture)).catch(breakOff);
+  },
+  kept,
+  progress: showProgress,
+  computed: showComputed,
+  notice: (message) => toast(message, true),
+  state: setState,
+};
 const isExported = document.documentElement.dataset.engine === "browser";
-const isHere = isExported || ["browser", "wasm", "webgpu"].includes(new URLSearchParams(location.search).get("engine"));
+const engine = new URLSearchParams(location.search).get("engine");
+const isHere = isExported || ["browser", "wasm", "webgpu"].includes(engine);
 const connection = isHere ? new Browser(handlers, stage.canvas) : new Connection(handlers);
 useGamepad(keyboard);
 
-function welcome(document) {
+function welcome(message) {
   const before = about;
   if (before && state.recording) download("video"); // of the dream that was lost
-  about = document;
-  controls ??= { ...document.controls };
+  about = message;
+  controls ??= {...message.controls};
   state.recording = false;
-  state.recorded = state.taken = 0;
+  state.recorded = state.pressed = 0;
   readings.forget();
-  grid.use(document.grid);
-  const [height, width] = [stage.canvas.height, stage.canvas.width] = document.size_px;
-  globalThis.document.documentElement.style.setProperty("--ratio", width / height);
-  showComputed(document.computed);
-  keyboard.use(document.keyboard);
+  grid.use(message.grid);
+  const [height, width] = [stage.canvas.height, stage.canvas.width] = message.size_px;
+  document.documentElement.style.setProperty("--ratio", width / height);
+  showComputed(message.computed);
+  keyboard.use(message.keyboard);
   drawStrategies();
   drawScenes();
   $("own-caption").hidden = !can("upload");
@@ -59,7 +79,7 @@ function welcome(document) {
     begin(about.scenes[state.scene] ? state.scene : 0, askedSeed());
     toast("Connected again. The old dream is gone, so this one starts anew.");
   }
-  setPaused(globalThis.document.hidden); // nobody sees a tab in the background
+  setPaused(document.hidden); // nobody sees a tab in the background
 }
 
 async function drawFrame(header, coming) {
@@ -70,7 +90,7 @@ async function drawFrame(header, coming) {
     grid.show(image, header);
     image.close();
   }
-  connection.send({ type: "seen", frame: header.frame });
+  connection.send({type: "seen", frame: header.frame});
   if (header.session_number !== state.session) {
     state.session = header.session_number;
     readings.forget();
@@ -80,11 +100,14 @@ async function drawFrame(header, coming) {
   state.seed = header.seed;
   state.recorded = header.recorded;
   if (document.activeElement !== $("seed")) $("seed").value = header.seed;
-  $("context").textContent = `frame ${header.length} of this dream; the model remembers ${header.held} of at most ${header.holds}`;
+  const remembered = `the model remembers ${header.held} of at most ${header.holds}`;
+  $("context").textContent = `frame ${header.length} of this dream; ${remembered}`;
   showRecording(header.recorded);
   if (header.begun) return void (state.replaying = total > 0);
   if (total && done === total && state.replaying) {
-    toast(differing ? `Replayed ${total} frames; ${differing} came out differently (another model, machine, GPU or version).` : `Replayed ${total} frames, every token as it was.`);
+    const others = `${differing} came out differently (another model, machine, GPU or version)`;
+    const outcome = differing ? `; ${others}` : ", every token as it was";
+    toast(`Replayed ${total} frames${outcome}.`);
   }
   state.replaying = done < total;
   requestAnimationFrame(() => {
@@ -116,32 +139,37 @@ function showPace() {
   $("hud-fps").hidden = !fps && !state.paused;
   $("hud-fps").textContent = fps ? `${digits} frames/s` : "paused";
   $("fps").textContent = fps ? digits : "-";
-  if (fps && fps < SLOW) showFaster();
-  else if (fps > 1.5 * SLOW || !fps) $("faster").hidden = true;
+  if (fps && fps < SLOW)
+    showFaster();
+  else if (fps > 1.5 * SLOW || !fps)
+    $("faster").hidden = true;
 }
 
 /** What would make this world faster here, of what is not done yet. */
 function showFaster() {
   const ways = [];
-  if (controls.strategy !== "k=1" && about.strategies.some(([name]) => name === "k=1")) ways.push("the strategy k=1");
+  if (controls.strategy !== "k=1" && about.strategies.some(([name]) => name === "k=1"))
+    ways.push("the strategy k=1");
   if (controls.paced) ways.push("another pace");
   if (isHere) ways.push(...waysHere());
   const said = `A frame takes a while here. Faster: ${ways.join(", or ")}.`;
-  if (!ways.length || $("faster").textContent === said) return void ($("faster").hidden = !ways.length);
-  $("faster").textContent = said;
-  $("faster").hidden = false;
+  if (ways.length && $("faster").textContent !== said) $("faster").textContent = said;
+  $("faster").hidden = !ways.length;
 }
 
 function waysHere() {
-  if (!globalThis.crossOriginIsolated) return ["a window that is not private, and https, which let it use all cores"];
+  if (!globalThis.crossOriginIsolated) {
+    return ["a window that is not private, and https, which let it use all cores"];
+  }
   const threads = Math.min(MAX_THREADS, navigator.hardwareConcurrency);
-  return about.threads < threads ? [`${location.search ? "&" : "?"}threads=${threads} behind the address`] : ["fewer other programs"];
+  if (about.threads >= threads) return ["fewer other programs"];
+  return [`${location.search ? "&" : "?"}threads=${threads} behind the address`];
 }
 
-function showAction(action, taken) {
+function showAction(action, isPending) {
   $("hud-action").hidden = action === about.keyboard.idle;
-  $("hud-action").textContent = action.replaceAll("_", " ") + (taken ? " …" : "");
-  $("hud-action").classList.toggle("taken", taken);
+  $("hud-action").textContent = action.replaceAll("_", " ") + (isPending ? " …" : "");
+  $("hud-action").classList.toggle("pending", isPending);
 }
 
 function showReadings(header) {
@@ -151,7 +179,7 @@ function showReadings(header) {
   $("steps").textContent = header.steps;
   const [median, tail] = [readings.latency(0.5), readings.latency(0.99)];
   if (median !== null) figure("latency", median.toFixed(0), ` ms p50, ${tail.toFixed(0)} p99`);
-  if (header.input >= state.taken) showAction(header.action, false);
+  if (header.input >= state.pressed) showAction(header.action, false);
 }
 
 function figure(id, number, unit) {
@@ -161,11 +189,18 @@ function figure(id, number, unit) {
 }
 
 function setState(name, message) {
-  const words = { live: "live", new: "connecting", lost: "not connected", waiting: "waiting for a place", ended: "ended" };
+  const words = {
+    live: "live",
+    new: "connecting",
+    lost: "not connected",
+    waiting: "waiting for a place",
+    ended: "ended",
+  };
   $("state").textContent = words[name];
   if (name !== "live") readings.forget();
   $("dot").className = `dot ${name === "live" ? "on" : "off"}`;
-  for (const part of document.querySelectorAll(".controls, .starts, .card")) part.inert = name !== "live";
+  const parts = document.querySelectorAll(".controls, .starts, .card");
+  for (const part of parts) part.inert = name !== "live";
   $("curtain").hidden = name === "live";
   $("curtain-text").textContent = message;
   $("spinner").hidden = name === "ended";
@@ -185,26 +220,29 @@ function setPaused(paused) {
   grid.pause(paused);
   readings.forget();
   showPace();
-  connection.send({ type: "pause", paused });
+  connection.send({type: "pause", paused});
 }
 
 function adjust(changes) {
   Object.assign(controls, changes);
-  connection.send({ type: "adjust", ...controls });
+  connection.send({type: "adjust", ...controls});
   showControls();
 }
 
 /** What was asked for does not fit this world: its controls stay as they were. */
-function kept(document) {
-  controls = document.controls;
+function kept(message) {
+  controls = message.controls;
   showControls();
-  toast(document.message, true);
+  toast(message.message, true);
 }
 
 function showControls() {
-  for (const button of $("strategies").children) button.setAttribute("aria-pressed", button.dataset.strategy === controls.strategy);
+  for (const button of $("strategies").children) {
+    button.setAttribute("aria-pressed", button.dataset.strategy === controls.strategy);
+  }
   $("temperature").value = controls.temperature;
-  $("temperature-value").textContent = controls.temperature ? controls.temperature.toFixed(2) : "0, greedy";
+  $("temperature-value").textContent =
+    controls.temperature ? controls.temperature.toFixed(2) : "0, greedy";
   $("top-p").value = controls.top_p;
   $("top-p").disabled = controls.temperature === 0;
   $("top-p-value").textContent = controls.top_p.toFixed(2);
@@ -247,14 +285,17 @@ function drawScenes() {
 }
 
 function showScene() {
-  [...$("scenes").children].forEach((button, index) => button.setAttribute("aria-pressed", index === (state.scene ?? about.scenes.length)));
+  const shown = state.scene ?? about.scenes.length;
+  for (const [index, button] of [...$("scenes").children].entries()) {
+    button.setAttribute("aria-pressed", index === shown);
+  }
 }
 
 function begin(scene, seed) {
   if (scene !== null) state.scene = scene;
   setPaused(false);
   showScene();
-  connection.send({ type: "begin", scene, seed });
+  connection.send({type: "begin", scene, seed});
 }
 
 const newSeed = () => Math.floor(Math.random() * 2 ** 20);
@@ -273,7 +314,7 @@ function setRecording(on) {
   if (state.recording === on) return;
   if (!can("record")) return toast("This browser records no video.", true);
   state.recording = on;
-  connection.send({ type: "record", on });
+  connection.send({type: "record", on});
   if (!on) download("video");
   showRecording(0);
 }
@@ -311,16 +352,25 @@ async function download(what) {
 }
 
 async function share() {
-  const link = await attempt(async () => linkOf(JSON.parse(await (await connection.keep("dream")).blob.text()), about));
+  const link = await attempt(async () => {
+    const { blob } = await connection.keep("dream");
+    return linkOf(JSON.parse(await blob.text()), about);
+  });
   if (!link) return;
   history.replaceState(null, "", link);
   const copied = await navigator.clipboard?.writeText(link).then(() => true, () => false);
-  toast(copied ? "A link to this dream is copied: it plays it again, frame for frame." : "The address of this page is now a link to this dream.");
+  if (copied)
+    toast("A link to this dream is copied: it plays it again, frame for frame.");
+  else
+    toast("The address of this page is now a link to this dream.");
 }
 
 async function upload(file) {
   if (!file || !about) return; // dropped before there is a world
-  if (file.size > about.max_upload_bytes) return toast(`That did not work: a file may have ${about.max_upload_bytes / 2 ** 20} MB, not more.`, true);
+  if (file.size > about.max_upload_bytes) {
+    const megabytes = about.max_upload_bytes / 2 ** 20;
+    return toast(`That did not work: a file may have ${megabytes} MB, not more.`, true);
+  }
   toast("Looking at the picture");
   const notes = await attempt(() => connection.start(file, newSeed()));
   if (!notes) return;
@@ -364,10 +414,13 @@ const shortcuts = {
   },
 };
 addEventListener("keydown", (event) => {
-  const letter = /^[a-z]$/i.test(event.key) ? event.key : event.code?.replace("Key", "") ?? ""; // Cyrillic, say
+  const isLatin = /^[a-z]$/i.test(event.key); // else Cyrillic, say
+  const letter = isLatin ? event.key : event.code?.replace("Key", "") ?? "";
   const act = shortcuts[letter.toLowerCase()];
-  if (!act || !$("curtain").hidden || event.repeat || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.target.matches("input:not([type=range]), select") || keyboard.byKey?.has(event.code)) return;
+  const isModified = event.ctrlKey || event.metaKey || event.altKey;
+  if (!act || !$("curtain").hidden || event.repeat || isModified) return;
+  if (event.target.matches("input:not([type=range]), select")) return;
+  if (keyboard.byKey?.has(event.code)) return;
   act();
 });
 
@@ -377,33 +430,69 @@ $("record").onclick = () => setRecording(!state.recording);
 $("save").onclick = () => download("dream");
 $("share").onclick = share;
 $("dice").onclick = () => begin(null, newSeed());
-$("keep-video").onclick = () => { state.recording = false; download("video"); };
+$("keep-video").onclick = () => {
+  state.recording = false;
+  download("video");
+};
 $("keep-session").onclick = () => download("dream");
-$("again").onclick = () => { setState("new", "Connecting"); connection.open(); stage.canvas.focus(); };
-$("temperature").oninput = (event) => adjust({ temperature: Number(event.target.value) });
-$("top-p").oninput = (event) => adjust({ top_p: Number(event.target.value) });
-$("paced").onchange = (event) => { adjust({ paced: event.target.value === "on" }); event.target.blur(); };
+$("again").onclick = () => {
+  setState("new", "Connecting");
+  connection.open();
+  stage.canvas.focus();
+};
+$("temperature").oninput = (event) => adjust({temperature: Number(event.target.value)});
+$("top-p").oninput = (event) => adjust({top_p: Number(event.target.value)});
+$("paced").onchange = (event) => {
+  adjust({ paced: event.target.value === "on" });
+  event.target.blur();
+};
 $("seed").onchange = () => {
   const seed = askedSeed();
   $("seed").blur();
   if (seed !== state.seed) begin(null, seed);
 };
-$("load").onkeydown = (event) => { if (["Enter", "Space"].includes(event.code)) { event.preventDefault(); $("load-file").click(); } };
-for (const [id, take] of [["load-file", load], ["upload-file", upload]]) {
-  $(id).onchange = (event) => { take(event.target.files[0]); event.target.value = ""; };
+$("load").onkeydown = (event) => {
+  if (!["Enter", "Space"].includes(event.code)) return;
+  event.preventDefault();
+  $("load-file").click();
+};
+for (const [id, open] of [["load-file", load], ["upload-file", upload]]) {
+  $(id).onchange = (event) => { open(event.target.files[0]); event.target.value = ""; };
 }
-for (const name of ["temperature", "top-p"]) $(name).addEventListener("pointerup", (event) => event.target.blur());
+for (const name of ["temperature", "top-p"]) {
+  $(name).addEventListener("pointerup", (event) => event.target.blur());
+}
 document.addEventListener("dragover", (event) => event.preventDefault());
-document.addEventListener("drop", (event) => { event.preventDefault(); upload(event.dataTransfer.files[0]); });
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  upload(event.dataTransfer.files[0]);
+});
 $("full").hidden = !document.fullscreenEnabled;
-$("full").onclick = () => (document.fullscreenElement ? document.exitFullscreen() : $("play").requestFullscreen());
-addEventListener("fullscreenchange", () => { $("full").ariaLabel = $("full").title = document.fullscreenElement ? "Leave full screen" : "Full screen"; });
+$("full").onclick = () => {
+  if (document.fullscreenElement) document.exitFullscreen();
+  else $("play").requestFullscreen();
+};
+addEventListener("fullscreenchange", () => {
+  const label = document.fullscreenElement ? "Leave full screen" : "Full screen";
+  $("full").ariaLabel = $("full").title = label;
+});
 addEventListener("hashchange", () => location.reload()); // a link to a dream, pasted over this one
-document.addEventListener("visibilitychange", () => { if (document.hidden && about) { keyboard.release(); setPaused(true); } });
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden || !about) return;
+  keyboard.release();
+  setPaused(true);
+});
 
-new ResizeObserver(([{ contentRect }]) => $("play").style.setProperty("--keys", `${contentRect.height}px`)).observe($("controls"));
+const sized = new ResizeObserver(([{ contentRect }]) => {
+  $("play").style.setProperty("--keys", `${contentRect.height}px`);
+});
+sized.observe($("controls"));
 setInterval(showPace, 1000); // of frames that do not come, too
 
 const spinner = $("spinner");
-for (let row = 0; row < 3; row++) for (let column = 0; column < 4; column++) spinner.appendChild(document.createElement("i")).className = `d${row + column}`;
+for (let row = 0; row < 3; row++) {
+  for (let column = 0; column < 4; column++) {
+    spinner.appendChild(document.createElement("i")).className = `d${row + column}`;
+  }
+}
 setState("new", "Connecting");

@@ -6,12 +6,12 @@ const NUM_LATENCIES = 500;
 
 export class Readings {
   constructor(canvas) {
-    Object.assign(this, { canvas, times: [], bars: [], latencies: [], presses: [], total: 0 });
+    Object.assign(this, {canvas, times: [], bars: [], latencies: [], presses: [], total: 0});
   }
 
   /** A key went down now; the frame that has used it says so by its number. */
   pressed(id) {
-    this.presses.push({ id, time: performance.now() });
+    this.presses.push({id, time: performance.now()});
   }
 
   /** The page was paused, or another session has begun: what hangs over does not count. */
@@ -26,8 +26,8 @@ export class Readings {
     this.total++;
     this.times.push(now);
     while (this.times.length > 2 && this.times[0] < now - WINDOW_MS) this.times.shift();
-    const { decode_ms, picture_ms, encode_ms, strategy } = header;
-    this.bars.push({ ms: decode_ms + picture_ms + encode_ms, decode_ms, strategy });
+    const {decode_ms, picture_ms, encode_ms, strategy} = header;
+    this.bars.push({ms: decode_ms + picture_ms + encode_ms, decode_ms, strategy});
     if (this.bars.length > NUM_BARS) this.bars.shift();
     this.#draw();
     const used = this.presses.filter((press) => press.id <= header.input);
@@ -39,7 +39,7 @@ export class Readings {
 
   /** Of the newest two seconds, or the newest two frames; a frame that is late counts as slow. */
   get framesPerSecond() {
-    const { times } = this;
+    const {times} = this;
     if (times.length < 2) return 0;
     const pace = (1000 * (times.length - 1)) / (times.at(-1) - times[0]);
     return Math.min(pace, 1000 / (performance.now() - times.at(-1)));
@@ -48,7 +48,8 @@ export class Readings {
   /** The median time of the newest frames of the strategy in use. */
   get frameMs() {
     const strategy = this.bars.at(-1)?.strategy;
-    return quantile(this.bars.slice(-24).filter((bar) => bar.strategy === strategy).map((bar) => bar.ms), 0.5);
+    const current = this.bars.slice(-24).filter((bar) => bar.strategy === strategy);
+    return quantile(current.map((bar) => bar.ms), 0.5);
   }
 
   latency(share) {
@@ -56,18 +57,19 @@ export class Readings {
   }
 
   #draw() {
-    const { canvas, bars } = this;
+    const {canvas, bars} = this;
     const width = Math.round(canvas.clientWidth * devicePixelRatio);
     const height = Math.round(canvas.clientHeight * devicePixelRatio);
-    if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+    if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, {width, height});
     const context = canvas.getContext("2d");
     context.clearRect(0, 0, width, height);
     const style = getComputedStyle(canvas);
-    const most = Math.max(...bars.map((bar) => bar.ms), 1);
+    const slowest = Math.max(...bars.map((bar) => bar.ms), 1);
     const step = width / NUM_BARS;
     bars.forEach((bar, index) => {
-      const tall = Math.max(2, (bar.ms / most) * height);
-      context.fillStyle = style.getPropertyValue(bar.strategy === bars.at(-1).strategy ? "--accent" : "--line");
+      const tall = Math.max(2, (bar.ms / slowest) * height);
+      const isCurrent = bar.strategy === bars.at(-1).strategy;
+      context.fillStyle = style.getPropertyValue(isCurrent ? "--accent" : "--line");
       context.fillRect(width - (bars.length - index) * step, height - tall, step * 0.7, tall);
     });
   }

@@ -2,23 +2,24 @@
 
 const TRAIL = 3; // steps that glow behind the newest
 const SLOW_MS = 60; // a step takes so long while the session is paused
-const REDRAW_MS = 45; // from one drawing to the next, or a third of a frame: the model needs the processor more
+// from one drawing to the next, or a third of a frame: the model needs the processor more
+const REDRAW_MS = 45;
 
 export class TokenGrid {
   constructor(canvas, caption) {
-    Object.assign(this, { canvas, caption, paused: false, header: null, colours: [] });
+    Object.assign(this, {canvas, caption, paused: false, header: null, colours: []});
     this.still = matchMedia("(prefers-reduced-motion: reduce)");
     this.small = new OffscreenCanvas(1, 1);
   }
 
   use([rows, columns]) {
-    Object.assign(this, { rows, columns, colours: [], before: [], header: null });
+    Object.assign(this, {rows, columns, colours: [], before: [], header: null});
     this.small.width = columns;
     this.small.height = rows;
   }
 
   show(image, header) {
-    const context = this.small.getContext("2d", { willReadFrequently: true });
+    const context = this.small.getContext("2d", {willReadFrequently: true});
     context.imageSmoothingQuality = "high";
     context.drawImage(image, 0, 0, this.columns, this.rows);
     const pixels = context.getImageData(0, 0, this.columns, this.rows).data;
@@ -30,14 +31,19 @@ export class TokenGrid {
     this.header = header.begun ? null : header;
     this.writtenAt = header.written_at ?? []; // the step that wrote each place
     this.since = performance.now();
-    if (this.header && !this.paused) this.caption.textContent = `${header.steps} steps, ${(header.decode_ms / header.steps).toFixed(2)} ms each, ${(this.rows * this.columns / header.steps).toFixed(1)} tokens a step`;
+    if (this.header && !this.paused) {
+      const ms = (header.decode_ms / header.steps).toFixed(2);
+      const tokens = (this.rows * this.columns / header.steps).toFixed(1);
+      this.caption.textContent = `${header.steps} steps, ${ms} ms each, ${tokens} tokens a step`;
+    }
     this.#draw();
   }
 
   pause(paused) {
     this.paused = paused;
     this.since = performance.now();
-    if (paused && this.header) this.caption.textContent = "paused: the last frame being written, slowly";
+    if (paused && this.header)
+      this.caption.textContent = "paused: the last frame being written, slowly";
     this.#draw();
   }
 
@@ -45,10 +51,10 @@ export class TokenGrid {
   #draw() {
     clearTimeout(this.next);
     if (!this.colours.length) return;
-    const { canvas, rows, columns } = this;
+    const {canvas, rows, columns} = this;
     const width = Math.round(canvas.clientWidth * devicePixelRatio);
     const height = Math.round(canvas.clientHeight * devicePixelRatio);
-    if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+    if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, {width, height});
     const context = canvas.getContext("2d");
     context.clearRect(0, 0, width, height);
     const newest = this.#newestStep();
@@ -60,7 +66,8 @@ export class TokenGrid {
         const place = row * columns + column;
         const step = this.writtenAt[place] ?? 0;
         const left = Math.round(column * cell[0]), top = Math.round(row * cell[1]);
-        const box = [left, top, Math.round((column + 1) * cell[0]) - left - gap, Math.round((row + 1) * cell[1]) - top - gap];
+        const right = Math.round((column + 1) * cell[0]), bottom = Math.round((row + 1) * cell[1]);
+        const box = [left, top, right - left - gap, bottom - top - gap];
         const written = step <= newest;
         context.globalAlpha = written ? 1 : 0.22;
         context.fillStyle = (written ? this.colours : this.before)[place] ?? "gray";
@@ -73,13 +80,15 @@ export class TokenGrid {
       }
     }
     context.globalAlpha = 1;
-    if (newest < Infinity) this.next = setTimeout(() => this.#draw(), Math.max(REDRAW_MS, this.paused ? 0 : this.header.decode_ms / 3));
+    if (newest === Infinity) return;
+    const wait = Math.max(REDRAW_MS, this.paused ? 0 : this.header.decode_ms / 3);
+    this.next = setTimeout(() => this.#draw(), wait);
   }
 
   /** The step that is being shown now. */
   #newestStep() {
     if (!this.header || this.still.matches) return Infinity;
-    const { steps, decode_ms } = this.header;
+    const {steps, decode_ms} = this.header;
     const passed = performance.now() - this.since;
     if (this.paused) return Math.floor(passed / SLOW_MS) % (steps + 20);
     const newest = Math.floor(passed / (decode_ms / steps));

@@ -1,9 +1,26 @@
 // The rater's page: two videos in step, one question at a time, answered by key or button.
 "use strict";
 
-const KEYS = { 1: "left", 2: "tie", 3: "right", ArrowLeft: "left", ArrowDown: "tie", ArrowRight: "right" };
-const ARROWS = { none: "·", forward: "↑", back: "↓", backward: "↓", left: "←", right: "→",
-  "forward+left": "↖", "forward+right": "↗", "back+left": "↙", "back+right": "↘" };
+const KEYS = {
+  1: "left",
+  2: "tie",
+  3: "right",
+  ArrowLeft: "left",
+  ArrowDown: "tie",
+  ArrowRight: "right",
+};
+const ARROWS = {
+  none: "·",
+  forward: "↑",
+  back: "↓",
+  backward: "↓",
+  left: "←",
+  right: "→",
+  "forward+left": "↖",
+  "forward+right": "↗",
+  "back+left": "↙",
+  "back+right": "↘",
+};
 const PAUSE_AT_END_MS = 350;
 
 const element = (id) => document.getElementById(id);
@@ -25,7 +42,7 @@ function fail(words) {
 async function ask(path, message) {
   const options = message && {
     method: "POST",
-    headers: { "content-type": "application/json" },
+    headers: {"content-type": "application/json"},
     body: JSON.stringify(message),
   };
   let response;
@@ -57,17 +74,19 @@ async function open() {
   }
   fail("");
   if (!study) return show("welcome");
-  const next = questions().findIndex(({ trial, key }) => !trial.answers[key]);
+  const next = questions().findIndex(({trial, key}) => !trial.answers[key]);
   await visit(next < 0 ? questions().length : next);
 }
 
-const questions = () => study.trials.flatMap((trial, number) =>
-  study.questions.map((question) => ({ trial, number, ...question })));
+function questions() {
+  const of = (trial, number) => study.questions.map((one) => ({trial, number, ...one}));
+  return study.trials.flatMap(of);
+}
 
 async function visit(index) {
   place = index;
   const all = questions();
-  const answered = all.filter(({ trial, key }) => trial.answers[key]).length;
+  const answered = all.filter(({trial, key}) => trial.answers[key]).length;
   element("progress").max = all.length;
   element("progress").value = answered;
   if (place >= all.length) {
@@ -75,7 +94,7 @@ async function visit(index) {
     element("summary").textContent = `All ${answered} answers are saved.`;
     return show("done");
   }
-  const { trial, number, key, text, hint } = all[place];
+  const {trial, number, key, text, hint} = all[place];
   const nth = place % study.questions.length + 1;
   element("step").textContent = `Pair ${number + 1} of ${study.trials.length}` +
     (study.questions.length > 1 ? `, question ${nth} of ${study.questions.length}` : "");
@@ -93,9 +112,9 @@ async function visit(index) {
 
 function load(number) {
   if (!loading.has(number)) {
-    const { left, right } = study.trials[number];
-    const promise = Promise.all([left, right].map(async (id) => (await ask(`media/${id}`)).blob()))
-      .then((blobs) => blobs.map((blob) => URL.createObjectURL(blob)));
+    const {left, right} = study.trials[number];
+    const coming = Promise.all([left, right].map(async (id) => (await ask(`media/${id}`)).blob()));
+    const promise = coming.then((blobs) => blobs.map((blob) => URL.createObjectURL(blob)));
     promise.catch(() => loading.delete(number)); // so that it is tried again
     loading.set(number, promise);
   }
@@ -137,7 +156,8 @@ async function stage(number) {
   element("stage").setAttribute("aria-busy", "false");
   setAnswerable();
   setPaused(false);
-  if (number + 1 < study.trials.length) load(number + 1).catch(() => {}); // reported when it is staged
+  // reported when it is staged
+  if (number + 1 < study.trials.length) load(number + 1).catch(() => {});
   for (const [old, urls] of loading) {
     if (Math.abs(old - number) < 2) continue;
     loading.delete(old);
@@ -173,9 +193,12 @@ async function rewind() {
 function setPaused(value) {
   paused = value;
   element("pause").firstElementChild.textContent = paused ? "Play" : "Pause";
-  if (paused) videos.forEach((video) => video.pause());
-  else if (videos.every((video) => video.ended)) rewind();
-  else play();
+  if (paused)
+    videos.forEach((video) => video.pause());
+  else if (videos.every((video) => video.ended))
+    rewind();
+  else
+    play();
 }
 
 function replay() {
@@ -190,7 +213,9 @@ for (const video of videos) {
   video.addEventListener("ended", () => {
     const number = shown;
     if (!videos.every((other) => other.ended)) return; // the loop starts when both are through
-    setTimeout(() => { if (shown === number && !paused && videos.every((v) => v.ended)) rewind(); }, PAUSE_AT_END_MS);
+    setTimeout(() => {
+      if (shown === number && !paused && videos.every((other) => other.ended)) rewind();
+    }, PAUSE_AT_END_MS);
   });
 }
 
@@ -198,7 +223,8 @@ function follow() {
   const [left, right] = videos;
   if (ready && left.duration) {
     const apart = Math.abs(left.currentTime - right.currentTime);
-    if (!paused && !rewinding && !left.ended && !right.ended && apart > 0.1) right.currentTime = left.currentTime;
+    const areRunning = !paused && !rewinding && !left.ended && !right.ended;
+    if (areRunning && apart > 0.1) right.currentTime = left.currentTime;
     markAction(left.currentTime / left.duration);
   }
   requestAnimationFrame(follow);
@@ -208,7 +234,7 @@ function follow() {
 
 function drawActions(actions) {
   const strip = element("actions");
-  strip.hidden = !actions || study.questions.every(({ key }) => key !== "controllability");
+  strip.hidden = !actions || study.questions.every(({key}) => key !== "controllability");
   strip.replaceChildren();
   if (strip.hidden) return;
   const bar = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -227,8 +253,15 @@ function drawActions(actions) {
   for (let start = 0, end; start < actions.length; start = end) {
     for (end = start; end < actions.length && actions[end] === actions[start]; end++);
     const name = actions[start];
-    add("rect", { x: start * wide + 1.5, width: (end - start) * wide - 3, y: 0, height: 56, rx: 4,
-      "data-start": start, "data-end": end });
+    add("rect", {
+      x: start * wide + 1.5,
+      width: (end - start) * wide - 3,
+      y: 0,
+      height: 56,
+      rx: 4,
+      "data-start": start,
+      "data-end": end,
+    });
     const label = document.createElement("li");
     label.textContent = ARROWS[name] || name.replaceAll("_", " ");
     label.title = name;
@@ -236,7 +269,7 @@ function drawActions(actions) {
     label.style.flex = `${end - start} 1 0`;
     labels.append(label);
   }
-  add("line", { id: "playhead", x1: 0, x2: 0, y1: 0, y2: 56 });
+  add("line", {id: "playhead", x1: 0, x2: 0, y1: 0, y2: 56});
   strip.append(bar, labels);
 }
 
@@ -264,10 +297,10 @@ function setAnswerable() {
 
 async function answer(choice) {
   if (!ready || saving || element("trial").hidden) return;
-  const { trial, number, key } = questions()[place];
+  const {trial, number, key} = questions()[place];
   saving = true;
   try {
-    await ask("api/answers", { trial: number, question: key, choice });
+    await ask("api/answers", {trial: number, question: key, choice});
   } catch (error) {
     return fail(`Not saved: ${error.message}`);
   } finally {

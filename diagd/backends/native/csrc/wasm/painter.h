@@ -1,5 +1,5 @@
-// The decoder of a VQModel: from a code for each token to pixels. Products are of whole numbers of 12
-// bits, which moves a level by 2 of 255 at most (84 frames of doom).
+// The decoder of a VQModel: from a code for each token to pixels. Products are of whole numbers of
+// 12 bits, which moves a level by 2 of 255 at most (84 frames of doom).
 //
 // An image is rows of channels with an empty border around it, so a convolution of 3 x 3 is nine
 // products of its rows, each with those that stand one further, and no case at the edges.
@@ -65,7 +65,8 @@ class Painter {
   static void activate(Image& x, const Op& op) {
     const int size = x.channels / op.size;
     team.run(team.threads, [&](int thread, int threads, Barrier&) {
-      for (int group = op.size * thread / threads; group < op.size * (thread + 1) / threads; group++) {
+      const int end = op.size * (thread + 1) / threads;
+      for (int group = op.size * thread / threads; group < end; group++) {
         double sum = 0, squares = 0;
         const auto each = [&](auto f) {
           for (int row = 0; row < x.height; row++)

@@ -2,6 +2,7 @@
 #pragma once
 #include "../records.h"
 
+// clang-format off: Python reads these lines as they stand
 RECORD(Op,
   int32_t kind, input, output, size;  // channels; size: of a kernel's side, or groups of a norm
   float eps;
@@ -39,8 +40,8 @@ RECORD(World,
   const Op *op;
 )
 
-// What a GPU is told (diagd/backends/webgpu/decoder.wgsl): its `Step` every 256 bytes, its lanes, and
-// its memory, which begins with the tokens.
+// What a GPU is told (diagd/backends/webgpu/decoder.wgsl): its `Step` every 256 bytes, its lanes,
+// and its memory, which begins with the tokens.
 RECORD(Task,
   uint32_t lanes, rows, keep, reach, slots, stride, held, first, mask, capacity;
   uint32_t top_k, exclusive_top_p;

@@ -1,5 +1,5 @@
-// Threads in a browser: workers that share the memory, each in `serve` for as long as the page lives.
-// Nobody makes a thread here; a worker of the page does (diagd/web/play/static/engine.js).
+// Threads in a browser: workers that share the memory, each in `serve` for as long as the page
+// lives. Nobody makes a thread here; a worker of the page does (diagd/web/play/static/worker.js).
 #pragma once
 
 // Milliseconds, from whoever loaded the module.
@@ -47,8 +47,8 @@ class Team {
   int threads = 1;  // what the page has got
 
   template <class Work>
-  void run(int most, const Work& todo) {
-    if (most == 1 || threads == 1) {
+  void run(int max_threads, const Work& todo) {
+    if (max_threads == 1 || threads == 1) {
       Barrier nobody;
       todo(0, 1, nobody);
       return;
@@ -57,21 +57,21 @@ class Team {
     call = [](const void* work, int thread, int threads, Barrier& barrier) {
       (*(const Work*)work)(thread, threads, barrier);
     };
-    dock.wait(threads);
+    entry.wait(threads);
     todo(0, threads, barrier);
     barrier.wait(threads);
   }
 
   [[noreturn]] void serve(int thread) {
     for (;;) {
-      dock.wait(threads);
+      entry.wait(threads);
       call(work, thread, threads, barrier);
       barrier.wait(threads);
     }
   }
 
  private:
-  Barrier barrier, dock;
+  Barrier barrier, entry;
   const void* work = nullptr;
   void (*call)(const void*, int, int, Barrier&) = nullptr;
 };

@@ -248,8 +248,14 @@ class Stream {
                        (uint32_t)w.exclusive_top_p, temperature, top_p});
     }
     for (Uniform& one : tasks) one.task.capacity = capacity;
-    submission = {(int32_t)tasks.size(), (int32_t)told.size(), (int32_t)memory.size(), count,
-                  (int32_t)capacity,     tasks.data(),         told.data(),            memory.data()};
+    submission = {(int32_t)tasks.size(),
+                  (int32_t)told.size(),
+                  (int32_t)memory.size(),
+                  count,
+                  (int32_t)capacity,
+                  tasks.data(),
+                  told.data(),
+                  memory.data()};
     return &submission;
   }
 
@@ -288,7 +294,7 @@ class Stream {
   std::vector<void*> pointers;
   std::vector<int64_t> tokens, held, fed_at, ids;
   std::vector<int64_t> lanes, turns;  // (8 or 11, num_lanes), (lanes of a step, 3)
-  std::vector<int64_t> coordinates;   // (count, 3) of what the slots hold
+  std::vector<int64_t> coordinates;  // (count, 3) of what the slots hold
   std::vector<int32_t> picked, starts, reaches, told, memory;
   std::vector<float> logits;
   std::vector<Uniform> tasks;
@@ -347,11 +353,11 @@ EXPORT(advance) int advance(int action, int strategy, float temperature, float t
                          temperature, top_p);
 }
 
-// The same with a GPU, which is told what stands in a `Submission`: first the context, wherever it has
-// not written the frame before; then a frame, and its tokens are accepted.
+// The same with a GPU, which is told what stands in a `Submission`: first the context, wherever it
+// has not written the frame before; then a frame, and its tokens are accepted.
 EXPORT(describe_context) const Submission* describe_context() { return stream->describe_context(); }
-EXPORT(describe_frame) const Submission* describe_frame(int action, int strategy, float temperature,
-                                                        float top_p) {
+EXPORT(describe_frame)
+const Submission* describe_frame(int action, int strategy, float temperature, float top_p) {
   if (!has_frame(action, strategy)) return nullptr;
   return stream->describe_frame(world->action + action * world->action_tokens,
                                 world->plan + 2 * strategy, temperature, top_p);
