@@ -8,6 +8,7 @@ and Ray Serve starts it again.
 import asyncio
 import logging
 import math
+import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -79,7 +80,10 @@ class Replicas:
 
     async def start(self) -> None:
         """Start the replicas, and wait until their models are loaded; ValueError if they cannot."""
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         await asyncio.to_thread(self._start)
+        for number, handler in handlers.items():  # Ray has put its own in their place
+            signal.signal(number, handler)
 
     async def run(self) -> None:
         """Ray Serve does all there is to do."""
@@ -109,6 +113,7 @@ class Replicas:
             graceful_shutdown_timeout_s=options.drain_seconds,
             health_check_period_s=1,
         )(Replica)
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location="Disabled")
         try:
             running = serve.run(deployment.bind(options), name=NAME, route_prefix=None)
@@ -125,6 +130,8 @@ class Replicas:
 
 class Forwarded(Response):
     """The answer of a replica, message by message."""
+
+    background = None
 
     def __init__(self, replicas: Replicas, body: bytes) -> None:
         self.replicas, self.asked = replicas, body
@@ -146,7 +153,8 @@ class Forwarded(Response):
                         continue
                     told.append(message)
                     await send(message)
-                return
+                    if "body" in message and not message.get("more_body"):
+                        return  # what is heard of the client from now on tells nothing
             except RayError as error:
                 logger.warning("a replica failed", extra={"fields": {"error": str(error)[:300]}})
             finally:
