@@ -69,7 +69,8 @@ class Gate:
 
     def _refuse(self, scope: Scope, notes: dict[str, Any]) -> ApiError | None:
         notes["client"] = scope["client"][0] if scope["client"] else ""
-        if self.digests and not scope["path"].startswith(KEYLESS):
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if self.digests and not path.startswith(KEYLESS):
             scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
             digest = hashlib.sha256(key.encode()).digest()
             # all are compared, so that time tells nothing of which is near

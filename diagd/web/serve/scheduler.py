@@ -179,12 +179,18 @@ class Scheduler:
         return sum(job.num_sequences for job in self.running)
 
     def submit(self, jobs: list[Job]) -> None:
-        """Put all of some jobs in line, or none: BusyError where the line is full."""
-        rows = self.batch.num_sequences
-        room = self.max_waiting + max(0, rows - self.rows_in_use) // jobs[0].num_sequences
-        if (waiting := self.num_waiting) + len(jobs) > room:
-            places = max(1, rows // jobs[0].num_sequences)
-            raise BusyError(math.ceil(self.job_seconds * (1 + waiting / places)))
+        """Queue all jobs of a request, or none.
+
+        Raises:
+            BusyError: the queue is too full for them now.
+            ValueError: it is too short for them at any time.
+        """
+        rows, size = self.batch.num_sequences, jobs[0].num_sequences
+        if len(jobs) > (longest := self.max_waiting + rows // size):
+            raise ValueError(f"expected at most {longest} at once, got {len(jobs)}")
+        waiting, free = self.num_waiting, (rows - self.rows_in_use) // size
+        if waiting + len(jobs) > self.max_waiting + free:
+            raise BusyError(math.ceil(self.job_seconds * (1 + waiting * size / rows)))
         for job in jobs:
             self.line.setdefault(job.client, deque()).append(job)
         self.interrupt()

@@ -54,7 +54,8 @@ class ServeServer(uvicorn.Server):
         local = options.is_this_process
         self.service = Service(options, self.metrics) if local else Replicas(options)
         self.gate = Gate(self._app(), options.keys(), self.metrics)
-        self.failure: ValueError | OSError | None = None  # why there is no model
+        self.running: asyncio.Task[None] | None = None  # loads the model, then runs it
+        self.failure: BaseException | None = None  # of that
         self.drained_at = float("inf")
         app: Any = self.gate
         if options.cors:
@@ -68,12 +69,14 @@ class ServeServer(uvicorn.Server):
 
         @contextlib.asynccontextmanager
         async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-            running = asyncio.create_task(self._run())
+            self.running = running = asyncio.create_task(self._run())
             try:
                 yield
             finally:
                 running.cancel()
                 await asyncio.wait([running])
+                if not running.cancelled():
+                    self.failure = running.exception()
                 await asyncio.to_thread(self.service.close)
 
         app = FastAPI(lifespan=lifespan, openapi_url=None)
@@ -104,11 +107,7 @@ class ServeServer(uvicorn.Server):
         return app
 
     async def _run(self) -> None:
-        try:
-            await self.service.start()
-        except (ValueError, OSError) as error:
-            self.failure = error
-            return
+        await self.service.start()
         self.gate.state = "ready"
         await self.service.run()
 
@@ -121,4 +120,5 @@ class ServeServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         is_drained = self.gate.state == "draining" and not self.gate.num_open
         is_over = is_drained or time.monotonic() > self.drained_at
-        return await super().on_tick(counter) or is_over or self.failure is not None
+        has_failed = self.running is not None and self.running.done()
+        return await super().on_tick(counter) or is_over or has_failed

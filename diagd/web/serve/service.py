@@ -138,7 +138,8 @@ class Service:
                 yield job, update
 
         try:
-            self.scheduler.submit(jobs)
+            with refusing("n"):
+                self.scheduler.submit(jobs)
         except BusyError as error:
             raise ApiError(429, str(error), None, "queue_full", error.retry_after) from None
         watching, seconds = asyncio.create_task(watch()), self.options.max_seconds
@@ -156,6 +157,9 @@ class Service:
         """Return the jobs of a request, which its line in the log tells of."""
         notes, options = request.scope[NOTES], self.options
         assert self.world is not None
+        if asked.response_format == "url" and not options.is_this_process:
+            message = "response_format must be b64_json where there are several replicas"
+            raise ApiError(400, message, "response_format", "invalid_value")
         given = self.world, asked, notes["client"], options.max_prompt_tokens
         jobs = await asyncio.to_thread(image_jobs, *given)
         notes |= {"images": len(jobs), "strategy": jobs[0].strategy.name, "seed": jobs[0].seed}

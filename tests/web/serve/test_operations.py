@@ -90,6 +90,25 @@ def test_a_full_line_is_refused_and_told_when_to_come_back(serve):
     assert {one.result().status_code for one in pending} == {200}
 
 
+def test_more_than_ever_fits_is_not_told_to_come_back(serve):
+    answer = serve(max_videos=1, max_waiting=2).post(json={**ASKED, "n": 4})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
+    assert answer.json()["error"]["message"] == "expected at most 3 at once, got 4"
+
+
+def test_below_a_path_of_a_proxy_addresses_have_it(serve):
+    served = serve(root_path="/images", api_key=KEY, allow_host=("pages.example",))
+    assert httpx.get(f"{served.url}/health").status_code == 200
+    headers = {"authorization": f"Bearer {KEY}", "host": "pages.example"}
+    headers["x-forwarded-proto"] = "https"
+    answer = served.post(json={**ASKED, "response_format": "url"}, headers=headers)
+    url = answer.json()["data"][0]["url"]
+    assert url.startswith("https://pages.example/images/v1/pictures/")
+    assert (
+        httpx.get(served.url + url.removeprefix("https://pages.example/images")).status_code == 200
+    )
+
+
 def test_who_goes_away_frees_the_rows_at_once(serve, images):
     served = serve(max_videos=2)
     scheduler = served.scheduler
