@@ -121,7 +121,7 @@ def _do_with_ray(
 
 
 def start_ray(address: str | None) -> Any:
-    """Import Ray, and start it here or join a cluster; to be shut down by `ray.shutdown()`."""
+    """Import Ray, and start it here or join a cluster; `stop_ray` ends it."""
     if address is None:  # Ray's processes listen on the network: require a token
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         os.environ["RAY_AUTH_MODE"] = "token"
@@ -135,6 +135,12 @@ def start_ray(address: str | None) -> Any:
         logging_level=logging.ERROR,
     )
     return ray
+
+
+def stop_ray() -> None:
+    import ray
+
+    ray.shutdown()
 
 
 def check_resources(

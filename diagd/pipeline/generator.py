@@ -32,6 +32,7 @@ from diagd.pipeline.prompts import (
     Clip,
     Picture,
     Prompt,
+    check_held,
     is_batch,
     likeness_notes,
     prompt_tokens,
@@ -260,7 +261,8 @@ class VideoGenerator:
             tokens = [one.prompt[0] for one in said]
         num_context = [len(grids) for grids in contexts]
         for prompt, grids in zip(prompts, contexts, strict=True):
-            self.check_held(len(prompt.frames), len(grids), num_frames)
+            given = len(prompt.frames), len(grids)
+            check_held(self.tokenizer, self.config.frames_held, *given, num_frames)
         max_slots, keep_frames = self._windows(num_context)
         model = self.guided(guidance, said)
         read = [isinstance(clip, Prompt) for clip, *_ in rows]  # already read, with its notes
@@ -283,30 +285,9 @@ class VideoGenerator:
         )
         videos = []
         for context, written, prompt in zip(contexts, out.tokens, prompts, strict=True):
-            pixels = self.paint(context, written, num_frames)
+            pixels = self.tokenizer.decode_after(context, written)[-num_frames:].cpu()
             videos.append(GeneratedVideo(pixels, written, out.stats, prompt.fps))
         return videos if is_batch(frames) else videos[0]
-
-    def check_held(self, context_frames: int, context_grids: int, num_frames: int) -> None:
-        """Raise ValueError if the model does not hold all grids where that is necessary."""
-        # grids of several frames are decoded after the first one, which must stay in the context
-        taken, held = context_grids + self.num_grids(num_frames), self.config.frames_held
-        if self.tokenizer.temporal_compression > 1 and taken > held:
-            raise ValueError(
-                f"context too small: {context_frames} frames and {num_frames} new ones are "
-                f"{taken} grids, the model holds {held}"
-            )
-
-    def paint(self, context: Tensor, written: Tensor, num_frames: int) -> Tensor:
-        """Return the last frames, (num_frames, H_px, W_px, 3) uint8, of grids where the model is.
-
-        Args:
-            context: (m, height, width) int64, what stands before those `written`; grids of several
-                frames are painted behind the first one.
-        """
-        needs_first = self.tokenizer.temporal_compression > 1
-        grids = torch.cat([context, written]) if needs_first else written
-        return self.tokenizer.decode(grids)[-num_frames:].cpu()
 
     def read_text(
         self, text: str | Tensor | None, pictures: Tensor | None = None

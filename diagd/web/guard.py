@@ -161,6 +161,7 @@ def server_config(
     return uvicorn.Config(
         guarded(app, allowed_hosts, origins),
         http=PatientProtocol,
+        loop="asyncio",  # not uvloop where Ray Serve has brought that: what is tested is what runs
         headers=list(_RULES.items()),
         log_level="warning",
         server_header=False,

@@ -25,7 +25,7 @@ from diagd.web.serve.gate import NOTES
 from diagd.web.serve.options import ServeOptions
 from diagd.web.serve.service import MAX_CLIP_BYTES, Service
 from diagd.web.uploads import MAX_SECONDS_OF_UPLOAD
-from diagd.workers import check_resources, start_ray
+from diagd.workers import check_resources, start_ray, stop_ray
 
 logger = logging.getLogger("diagd.serve")
 NAME = "diagd"
@@ -81,7 +81,7 @@ class Replicas:
     async def start(self) -> None:
         """Start the replicas, and wait until their models are loaded; ValueError if they cannot."""
         handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        await asyncio.to_thread(self._start)
+        self.handle = await asyncio.to_thread(_deploy, self.options)
         for number, handler in handlers.items():  # Ray has put its own in their place
             signal.signal(number, handler)
 
@@ -98,34 +98,42 @@ class Replicas:
         for path in ("/v1/images/generations", "/v1/videos/continuations"):
             app.post(path)(forward)
 
-    def _start(self) -> None:
-        options = self.options
-        ray = start_ray(options.address)
-        from ray import serve  # takes seconds, and one process needs none
-        from ray.serve.exceptions import RayServeException
-
-        shares = {"CPU": options.replica_cpus, "GPU": options.replica_gpus}
-        check_resources(options.replicas, shares, ray.cluster_resources())
-        deployment: Any = serve.deployment(
-            num_replicas=options.replicas,
-            ray_actor_options={"num_cpus": shares["CPU"], "num_gpus": shares["GPU"]},
-            max_ongoing_requests=options.max_videos + options.max_waiting + 1,
-            graceful_shutdown_timeout_s=options.drain_seconds,
-            health_check_period_s=1,
-        )(Replica)
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        serve.start(proxy_location="Disabled")
-        try:
-            running = serve.run(deployment.bind(options), name=NAME, route_prefix=None)
-        except (RayServeException, RuntimeError) as error:
-            raise ValueError(f"the replicas do not start: {error}") from None
-        self.handle = running.options(stream=True)
-
     def close(self) -> None:
         if self.handle is not None:
-            import ray
+            stop_ray()
 
-            ray.shutdown()
+
+def _deploy(options: ServeOptions) -> Any:
+    """Start replicas, and return a handle whose answers are streams."""
+    ray = start_ray(options.address)
+    try:
+        from ray import serve  # slow to import, and one process does not need it
+        from ray.serve.exceptions import RayServeException
+    except ImportError as error:
+        raise ValueError(f"--replicas needs Ray Serve: {error}") from None
+
+    shares = {"CPU": options.replica_cpus, "GPU": options.replica_gpus}
+    check_resources(options.replicas, shares, ray.cluster_resources())
+    deployment: Any = serve.deployment(
+        num_replicas=options.replicas,
+        ray_actor_options={"num_cpus": shares["CPU"], "num_gpus": shares["GPU"]},
+        max_ongoing_requests=options.max_videos + options.max_waiting + 1,
+        graceful_shutdown_timeout_s=options.drain_seconds,
+        health_check_period_s=1,
+    )(Replica)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    serve.start(proxy_location="Disabled")
+    try:
+        running = serve.run(deployment.bind(options), name=NAME, route_prefix=None)
+    except (RayServeException, RuntimeError) as error:
+        raise ValueError(f"the replicas do not start: {error}") from None
+    return running.options(stream=True)
+
+
+def _ray_error() -> type[Exception]:
+    from ray.exceptions import RayError
+
+    return RayError
 
 
 class Forwarded(Response):
@@ -137,8 +145,6 @@ class Forwarded(Response):
         self.replicas, self.asked = replicas, body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from ray.exceptions import RayError
-
         kept: dict[str, Any] = {name: scope[name] for name in KEPT.split() if name in scope}
         kept[NOTES] = scope[NOTES]
         told = list[Message]()
@@ -155,7 +161,7 @@ class Forwarded(Response):
                     await send(message)
                     if "body" in message and not message.get("more_body"):
                         return  # what is heard of the client from now on tells nothing
-            except RayError as error:
+            except _ray_error() as error:
                 logger.warning("a replica failed", extra={"fields": {"error": str(error)[:300]}})
             finally:
                 watching.cancel()

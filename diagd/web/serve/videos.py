@@ -14,7 +14,7 @@ from starlette.types import Message as ASGIMessage
 from torch import Tensor
 
 from diagd.pipeline.generator import VideoGenerator
-from diagd.pipeline.prompts import likeness_notes
+from diagd.pipeline.prompts import check_held, likeness_notes
 from diagd.web.guard import STRICT, read_json
 from diagd.web.serve.errors import ApiError, refusing
 from diagd.web.serve.images import makes_images
@@ -107,7 +107,8 @@ def continuation(
         prompt = world.read_prompt(frames, asked.context_actions)
         tokens, grids = world.prompt(prompt.frames, prompt.context_actions)
     with refusing("frames"):
-        world.check_held(len(frames), len(grids), num_frames)
+        held = world.config.frames_held
+        check_held(world.tokenizer, held, len(frames), len(grids), num_frames)
     with refusing("actions"):
         actions = world.action_ids(asked.actions, num_grids, "generated frame")[0]
     strategy, sampling = asked.writing(world)
@@ -131,6 +132,5 @@ def continuation(
 
 def painted(world: VideoGenerator, asked: Continuation, written: list[Tensor]) -> Tensor:
     """Return the frames of grids that are written, (T, H_px, W_px, 3) uint8."""
-    return world.paint(
-        asked.context, torch.stack(written).to(asked.context.device), asked.num_frames
-    )
+    grids = torch.stack(written).to(asked.context.device)
+    return world.tokenizer.decode_after(asked.context, grids)[-asked.num_frames :].cpu()

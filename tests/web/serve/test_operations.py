@@ -104,9 +104,8 @@ def test_below_a_path_of_a_proxy_addresses_have_it(serve):
     answer = served.post(json={**ASKED, "response_format": "url"}, headers=headers)
     url = answer.json()["data"][0]["url"]
     assert url.startswith("https://pages.example/images/v1/pictures/")
-    assert (
-        httpx.get(served.url + url.removeprefix("https://pages.example/images")).status_code == 200
-    )
+    path = url.removeprefix("https://pages.example/images")
+    assert httpx.get(served.url + path).status_code == 200
 
 
 def test_who_goes_away_frees_the_rows_at_once(serve, images):
@@ -212,7 +211,7 @@ def test_nobody_is_served_while_the_model_is_loaded(images):
 
 def test_a_model_that_is_none_ends_the_command(command, tmp_path):
     outcome = command("serve", "--model", tmp_path, "--port", 0)
-    outcome.assert_refused("holds no model")
+    outcome.assert_refused("no model, expected a folder")
 
 
 def test_a_server_that_is_told_to_end_finishes_what_runs_and_refuses_what_comes(spawn, images):
