@@ -234,7 +234,7 @@ def test_two_processes_follow_the_curve_of_one_with_the_double_batch(options):
     ("changes", "message"),
     [
         ({"strategy": ("k=1/left",)}, r"row_start must be one of .*, got 'left'"),
-        ({"strategy": ()}, r"strategies must not be empty"),
+        ({"strategy": ()}, r"strategies must not be empty, expected one such as k=1"),
         ({"context_frames": -1}, r"context_frames must be in \[0, frames=4\), got -1"),
         ({"context_frames": 4}, r"context_frames must be in \[0, frames=4\), got 4"),
     ],

@@ -27,7 +27,7 @@ def test_a_mixture_has_one_spelling():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "strategies must not be empty"),
+        ("", "strategies must not be empty, expected one such as k=1"),
         ("raster k=0.5", "strategy must look like raster, .* got 'k=0.5'"),
         ("raster jacobi", r"must have a schedule \(raster, k=..., zipar=...\), got 'jacobi'"),
         ("k=1 raster k=1/temporal:2", "strategies must differ, got k=1 twice"),

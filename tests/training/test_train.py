@@ -3,27 +3,22 @@ import random
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 
 import diagd
 from diagd.data.actions import write_actions
 from diagd.data.video import read_video, write_video
-from diagd.families.presets import PRESETS
 from diagd.pipeline.scenes import model_scenes
 from diagd.training import loop
+from diagd.training.charts import plot_loss
 from diagd.web.play.server import PlayOptions, load
-from tests.worlds import clips_of, model_config, write_shard
+from tests.worlds import clips_of, write_shard
 
 SIZE_PX = (28, 42)  # no multiples of 8
 
 
 @pytest.fixture
-def flags(monkeypatch, tmp_path):
-    """Flags of a run of two steps on one tiny shard, without a plot, which takes long."""
-    monkeypatch.setitem(PRESETS, "mc-ar-tiny", model_config())
-    monkeypatch.setattr(loop, "plot_loss", lambda folder: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    AcceleratorState._reset_state(reset_partial_state=True)
+def flags(tmp_path):
+    """Flags of a run of two steps on one tiny shard."""
     tokens = write_shard(tmp_path / "tokens", clips_of())
     return (
         *("--tokens", tokens, "--out", tmp_path / "run", "--model", "mc-ar-tiny"),
@@ -72,8 +67,7 @@ def write_game(folder, num_clips):
 
 def test_from_clips_of_a_game_to_a_world_to_play(command, tmp_path, monkeypatch):
     """The whole road, by the commands that each command names as the next one."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setattr(loop, "plot_loss", plot_loss)
     clips, tokens, out = (tmp_path / name for name in ("clips", "my tokens", "my world"))
     write_game(clips, num_clips=6)
     made = command("tokenize", "--clips", clips, "--out", tokens, "--steps", 2, "--codes", 24)

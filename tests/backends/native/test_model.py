@@ -430,11 +430,11 @@ def test_a_cache_of_another_model_is_refused():
         ({"logits": torch.zeros(2, 4, 40)}, r"valid ids must be in \[0, 40\), got \[3, 50\)"),
         (
             {"ranges": ValidRanges(0, 50, torch.tensor([[[0, 2**40]]]).expand(4, 4, 2))},
-            r"valid ids must be in \[0, 50\)",
+            r"valid ids must be a non-empty range in \[0, 50\)",
         ),
         (
             {"ranges": ValidRanges(0, 50, torch.tensor([[[-9, 3]]]).expand(4, 4, 2))},
-            r"valid ids must be in \[0, 50\)",
+            r"valid ids must be a non-empty range in \[0, 50\)",
         ),
     ],
 )

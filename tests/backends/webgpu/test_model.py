@@ -154,7 +154,7 @@ def test_without_a_gpu_it_says_so(monkeypatch):
         raise OSError("wgpu finds no GPU (none)")
 
     monkeypatch.setattr("diagd.backends.webgpu.model.open_device", nothing)
-    with pytest.raises(ValueError, match=r"backend webgpu: no GPU found by wgpu \(none\)"):
+    with pytest.raises(ValueError, match=r"backend webgpu: wgpu finds no GPU \(none\)"):
         prepare(tiny_model(), "webgpu")
 
 
