@@ -37,8 +37,7 @@ def listen(host: str, port: int) -> socket.socket:
         family, *_, address = found[0]
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         listening = socket.create_server(address, family=family, dualstack_ipv6=both)
-        # connections inherit it, and asyncio leaves it to us: an answer's end waited 40 ms for a
-        # word of the client
+        # inherited by connections; asyncio does not set it, and responses were delayed by 40 ms
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         return listening
     except (socket.gaierror, UnicodeError) as error:  # also: a label that is empty, or too long
@@ -161,7 +160,7 @@ def server_config(
     return uvicorn.Config(
         guarded(app, allowed_hosts, origins),
         http=PatientProtocol,
-        loop="asyncio",  # not uvloop where Ray Serve has brought that: what is tested is what runs
+        loop="asyncio",  # not uvloop, which Ray Serve installs: run what is tested
         headers=list(_RULES.items()),
         log_level="warning",
         server_header=False,
@@ -192,7 +191,7 @@ def check_origin(origins: list[str], hosts: list[str]) -> str | None:
 
 
 class JSONError(ValueError):
-    """A document that does not fit, and the place where."""
+    """An invalid document, and the place of its first error."""
 
     place: str | None = None
 

@@ -1,4 +1,4 @@
-"""The thread that a model runs in: what is tried there, and painting beside it."""
+"""The model's thread: errors of work in it, and painting beside it."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 def tried(work: Callable[[], Result]) -> Result | Exception:
-    """Return what was worked out, or what went wrong, which is its owner's alone."""
+    """Return the result of work, or the exception that it raised."""
     try:
         return work()
     except Exception as error:
@@ -35,7 +35,7 @@ class Painter:
             torch.set_num_threads(before)  # or threads yet to come would have one, too
 
     def submit(self, paint: Callable[[], Result], is_idle: bool = False) -> asyncio.Future[Result]:
-        """Paint; with all threads of a model that `is_idle`."""
+        """Paint; with all threads if the model is idle."""
         loop = asyncio.get_running_loop()
         if is_idle:
             return loop.run_in_executor(self.of_model, paint)

@@ -1,4 +1,4 @@
-"""Pictures and clips that strangers send, decoded in a child process."""
+"""Uploaded pictures and clips, decoded in a child process."""
 
 import asyncio
 import contextlib

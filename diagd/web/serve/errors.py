@@ -14,7 +14,7 @@ CODES = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "requ
 
 
 class ApiError(Exception):
-    """What a client is told instead of an answer."""
+    """An error response."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class ApiError(Exception):
 
 @contextlib.contextmanager
 def refusing(param: str | None) -> Iterator[None]:
-    """Answer a ValueError, which a parameter of the request is to blame for, with its text."""
+    """Turn a ValueError into status 400, naming the parameter at fault."""
     try:
         yield
     except ValueError as error:
@@ -50,10 +50,10 @@ def refusing(param: str | None) -> Iterator[None]:
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Have an app answer errors in this form."""
+    """Make an app answer errors in this form."""
     app.add_exception_handler(ApiError, _answer)
     app.add_exception_handler(HTTPException, _answer)
-    app.add_exception_handler(Exception, _answer)  # which is raised nonetheless, for the log
+    app.add_exception_handler(Exception, _answer)  # raised again by Starlette, for the log
 
 
 def _answer(_: Request, error: Exception) -> JSONResponse:

@@ -16,12 +16,12 @@ def event(kind: str, document: dict[str, Any]) -> bytes:
 
 
 def error_event(error: ApiError) -> bytes:
-    """Format an error as OpenAI's clients read it."""
+    """Format an error as OpenAI's clients expect it."""
     return f"event: error\ndata: {json.dumps(error.document)}\n\n".encode()
 
 
 async def streamed(events: AsyncIterator[bytes]) -> StreamingResponse:
-    """Answer with events; what is refused before the first is refused by its status."""
+    """Respond with events; an error before the first one becomes the status."""
     first = await anext(events)
 
     async def all_of_them() -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""The gate before all routes: keys, the time when nobody is served, what is counted and logged."""
+"""The gate before all routes: API keys, loading and draining, metrics and the log."""
 
 import hashlib
 import hmac
@@ -17,12 +17,12 @@ from diagd.web.serve.metrics import Metrics
 
 logger = logging.getLogger("diagd.serve")
 State = Literal["loading", "ready", "draining"]
-KEYLESS = ("/health", "/v1/pictures/")  # the names of pictures are secrets themselves
-NOTES = "diagd.notes"  # of a scope, what a route adds to its line in the log
+KEYLESS = ("/health", "/v1/pictures/")  # names of pictures are secrets
+NOTES = "diagd.notes"  # in a scope: what a route adds to the log line
 
 
 class JsonLines(logging.Formatter):
-    """A record as a JSON object in one line."""
+    """Formats a record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         said = {"time": round(record.created, 3), "level": record.levelname.lower()}
@@ -33,7 +33,7 @@ class JsonLines(logging.Formatter):
 
 
 class Gate:
-    """Lets requests of those who have a key through, while the model is there."""
+    """Admits requests that have a key while the model is ready."""
 
     def __init__(self, app: ASGIApp, keys: Collection[str], metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics
@@ -45,7 +45,7 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started, status = time.perf_counter(), 499  # of a client that went away before
+        started, status = time.perf_counter(), 499  # the client disconnected first
 
         async def told(message: Message) -> None:
             nonlocal status
@@ -73,19 +73,21 @@ class Gate:
         if self.digests and not path.startswith(KEYLESS):
             scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
             digest = hashlib.sha256(key.encode()).digest()
-            # all are compared, so that time tells nothing of which is near
+            # compare with all keys, in constant time
             known = [hmac.compare_digest(digest, one) for one in self.digests]
             if scheme.lower() != "bearer" or not any(known):
                 return ApiError(401, "a valid API key is needed", None, "invalid_api_key")
             notes["client"] = f"key-{digest.hex()[:8]}"
         if scope["method"] == "POST" and self.state != "ready":
-            why = "the model is being loaded" if self.state == "loading" else "the server is ending"
+            why = (
+                "the model is loading" if self.state == "loading" else "the server is shutting down"
+            )
             return ApiError(503, why, None, self.state, retry_after=5)
         return None
 
     def _count(self, scope: Scope, status: int, seconds: float, notes: dict[str, Any]) -> None:
         route = scope.get("route")
-        path = getattr(route, "path", "")  # as declared: addresses of strangers are no labels
+        path = getattr(route, "path", "")  # the pattern: unknown paths must not become labels
         self.metrics.requests.labels(path, status).inc()
         self.metrics.seconds.labels(path).observe(seconds)
         if path != "/health":

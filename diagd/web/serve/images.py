@@ -1,4 +1,4 @@
-"""Images by OpenAI's API: what a request asks for, the jobs that it is, and how it is answered."""
+"""Images by OpenAI's API: requests, their jobs, previews and encoded pictures."""
 
 import base64
 import io
@@ -21,14 +21,14 @@ from diagd.web.serve.settings import MAX_IMAGES, Settings
 
 MAX_PREVIEWS = 64  # of an image
 MAX_PROMPT = 32_000  # characters, as there
-GREY = 128  # of what is not written yet
-KEPT_PICTURES, KEPT_SECONDS = 256, 600.0  # those that were asked for by address
+GREY = 128  # pixel value where no token is written yet
+KEPT_PICTURES, KEPT_SECONDS = 256, 600.0  # for response_format url
 QUALITY = {"png": {}, "jpeg": {"quality": 95, "subsampling": 0}, "webp": {"quality": 90}}
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ImageRequest(Settings):
-    """An image to make, by the names of OpenAI's API; guidance and how it is written are ours."""
+    """A request for images, in the fields of OpenAI's API; guidance and `Settings` are ours."""
 
     prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT)]
     n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] | None = None
@@ -36,10 +36,10 @@ class ImageRequest(Settings):
     response_format: Literal["b64_json", "url"] | None = None
     output_format: Literal["png", "jpeg", "webp"] | None = None
     partial_images: Annotated[int, Field(ge=0, le=MAX_PREVIEWS)] | None = None
-    quality: Literal["auto", "standard"] | None = None  # there is one
+    quality: Literal["auto", "standard"] | None = None  # the only one
     background: Literal["auto", "opaque"] | None = None
-    moderation: Literal["auto", "low"] | None = None  # there is none
-    user: str | None = None  # not read
+    moderation: Literal["auto", "low"] | None = None  # none is done
+    user: str | None = None  # ignored
     guidance: Annotated[float, Field(ge=0, le=1000)] | None = None
 
 
@@ -57,9 +57,9 @@ def size_of(world: VideoGenerator) -> str:
 def image_jobs(
     world: VideoGenerator, asked: ImageRequest, client: str, max_prompt_tokens: int
 ) -> list[Job]:
-    """Return a job for each image, or raise ApiError for what the model cannot do."""
+    """Return a job for each image; ApiError if the request does not fit the model."""
     if not makes_images(world):
-        message = "this model makes videos: ask /v1/videos/continuations"
+        message = "this model makes videos: use /v1/videos/continuations"
         raise ApiError(400, message, "model", "wrong_model")
     if asked.size not in (None, "auto", size := size_of(world)):
         raise ApiError(
@@ -100,9 +100,9 @@ def image_jobs(
 
 @torch.inference_mode()
 def paint(world: VideoGenerator, update: Update) -> Tensor:
-    """Return the picture of an image, (H_px, W_px, 3) uint8, grey where it is not written yet.
+    """Return the picture of an image, (H_px, W_px, 3) uint8, grey where no token is written yet.
 
-    The tokenizer reads, in the place of a token that is not written, the one above it.
+    The tokenizer decodes the token above in place of a missing one.
     """
     tokens, known = update.tokens.clone(), update.known
     if known is not None:
@@ -113,7 +113,7 @@ def paint(world: VideoGenerator, update: Update) -> Tensor:
     if known is not None:
         side = world.tokenizer.compression
         written = known.repeat_interleave(side, 0).repeat_interleave(side, 1)
-        pixels[~written[:, : pixels.shape[1]]] = GREY  # a column that ends rows is not painted
+        pixels[~written[:, : pixels.shape[1]]] = GREY  # a row-end column has no pixels
     return pixels
 
 
@@ -130,7 +130,7 @@ class Picture(NamedTuple):
 
 
 class Pictures:
-    """Pictures by names that nobody can guess, the newest of them, for a while."""
+    """Keeps the newest pictures for a while, under names that nobody can guess."""
 
     def __init__(self) -> None:
         self._kept = OrderedDict[str, Picture]()
@@ -151,7 +151,7 @@ class Pictures:
 
 
 def usage_of(jobs: list[Job]) -> dict[str, Any]:
-    """Count tokens: those of a text once, those of all images."""
+    """Count the tokens of the prompt and of all images."""
     read, written = len(jobs[0].prompt), len(jobs) * jobs[0].frame.grid.num_tokens
     return {
         "input_tokens": read,

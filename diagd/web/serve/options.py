@@ -12,32 +12,34 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class ServeOptions(MachineFlags):
-    """Serve a model to programs: images by OpenAI's API, videos that go on from a clip.
+    """Serve a model to programs: images by OpenAI's API, videos that continue a clip.
 
-    Ctrl-C and SIGTERM let what was asked for be finished, and refuse what comes; a second one ends
-    it at once.
+    Ctrl-C or SIGTERM drains: requests under way are completed, new ones refused; a second signal
+    ends the server at once.
     """
 
     model: str = "doom"  # a bundled model, our folder, a released checkpoint (docs/models.md)
     host: str = "127.0.0.1"  # address to listen on; another one needs keys, or --allow-anyone
     port: int = 8422  # 0 takes any free one
     allow_host: tuple[str, ...] = ()  # further names by which clients may call this server
-    allow_anyone: bool = False  # let whoever reaches the host ask, without a key
-    api_key: str | None = None  # that clients must have; other users of the machine may see it
-    api_keys: Path | None = None  # file of such keys, one a line
-    cors: tuple[str, ...] = ()  # origins, such as https://example.org, whose pages may ask
-    root_path: str = ""  # path below which a proxy serves this, such as /images
-    max_videos: int = 8  # images or videos that are written at once
-    max_waiting: int = 64  # of those that wait for that; whoever comes then is told to come later
-    max_prompt_tokens: int = 256  # of a text
-    max_frames: int = 64  # of a video
-    max_seconds: float = 600  # from a request to its end
-    drain_seconds: float = 60  # that requests under way are given when the server is told to end
-    replicas: int = 1  # processes with the model, each on a device of its own (Ray Serve)
+    allow_anyone: bool = False  # serve other machines without keys
+    api_key: str | None = None  # required of clients; visible to other users of this machine
+    api_keys: Path | None = None  # file of keys, one per line
+    cors: tuple[
+        str, ...
+    ] = ()  # origins, such as https://example.org, whose pages may send requests
+    root_path: str = ""  # path under which a proxy serves this, such as /images
+    max_videos: int = 8  # images or videos generated at once
+    max_waiting: int = 64  # images or videos in the queue; more are refused (429)
+    max_prompt_tokens: int = 256  # per text
+    max_frames: int = 64  # per video
+    max_seconds: float = 600  # per request
+    drain_seconds: float = 60  # for requests under way at shutdown
+    replicas: int = 1  # processes with the model each (Ray Serve)
     replica_cpus: float = 1  # CPU share of each
     replica_gpus: float = 0  # GPU share of each
     address: str | None = None  # of a Ray cluster, such as ray://head:10001; default: one here
-    log_prompts: bool = False  # write prompts into the log, too
+    log_prompts: bool = False  # log prompts
 
     def __post_init__(self) -> None:
         check_at_least(self, max_videos=1, max_waiting=0, max_prompt_tokens=1, max_frames=1)
@@ -59,9 +61,7 @@ class ServeOptions(MachineFlags):
                 )
         has_keys = self.api_key is not None or self.api_keys is not None
         if self.host not in LOOPBACK and not (has_keys or self.allow_anyone):
-            raise ValueError(
-                f"host {self.host} lets others in: give --api-key or --api-keys, or --allow-anyone"
-            )
+            raise ValueError(f"host {self.host} needs --api-key or --api-keys, or --allow-anyone")
         self.keys()
 
     @property
@@ -69,7 +69,7 @@ class ServeOptions(MachineFlags):
         return self.replicas == 1 and self.address is None
 
     def keys(self) -> list[str]:
-        """Read the keys, any of which lets a client in; none lets all in."""
+        """Return all keys; without any, no key is needed."""
         keys = [] if self.api_key is None else [self.api_key]
         if self.api_keys is not None:
             lines = (
@@ -77,11 +77,9 @@ class ServeOptions(MachineFlags):
             )
             found = [line.strip() for line in lines]
             if not (found := [key for key in found if key and key[0] != "#"]):
-                raise ValueError(f"{self.api_keys} has no key: expected one a line")
+                raise ValueError(f"{self.api_keys} has no key, expected one per line")
             keys += found
         for key in keys:
             if not (key.isascii() and key.isprintable() and " " not in key and len(key) >= 8):
-                raise ValueError(
-                    "a key must be 8 letters, digits and signs or more, without spaces"
-                )
+                raise ValueError("key must have 8 or more printable characters, without spaces")
         return keys

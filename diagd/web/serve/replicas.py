@@ -1,8 +1,8 @@
-"""Several processes with the model behind one server, under Ray Serve.
+"""Replicas: several processes with the model behind one server, under Ray Serve.
 
-The server has the keys, bounds bodies, and forwards whole requests; a replica answers them by the
-same routes. Of a replica that dies, requests of which nothing was told yet begin anew in another,
-and Ray Serve starts it again.
+The server checks keys and sizes, and forwards whole requests; a replica answers them with the same
+routes. When a replica dies, requests whose clients have received nothing yet are sent to another
+one, and Ray Serve restarts it.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ from diagd.workers import check_resources, start_ray, stop_ray
 logger = logging.getLogger("diagd.serve")
 NAME = "diagd"
 TRIES = 3
-# of a scope, what a replica needs; the rest are objects of this process
+# the parts of a scope that a replica needs, which can be pickled
 KEPT = "type asgi http_version method scheme path raw_path query_string root_path headers client"
 
 
 class Replica:
-    """A process with the model; answers requests by the routes of a service."""
+    """A process with the model, which answers requests."""
 
     async def __init__(self, options: ServeOptions) -> None:
         torch.set_num_threads(max(1, math.ceil(options.replica_cpus)))
@@ -47,10 +47,10 @@ class Replica:
 
     def check_health(self) -> None:
         if self.running.done():
-            raise RuntimeError("the model's jobs are no longer run")
+            raise RuntimeError("the scheduler has stopped")
 
     async def answer(self, scope: dict[str, Any], body: bytes) -> AsyncIterator[Message]:
-        """Answer a request; being closed is how a client goes away."""
+        """Answer a request; closing the generator means that the client disconnected."""
         messages, gone = asyncio.Queue[Message | None](), asyncio.Event()
         waiting = [{"type": "http.request", "body": body}]
 
@@ -71,7 +71,7 @@ class Replica:
 
 
 class Replicas:
-    """The replicas, from when they are started to the end."""
+    """The replicas, from start to shutdown."""
 
     def __init__(self, options: ServeOptions) -> None:
         require("--replicas", "ray")
@@ -79,18 +79,18 @@ class Replicas:
         self.handle: Any = None
 
     async def start(self) -> None:
-        """Start the replicas, and wait until their models are loaded; ValueError if they cannot."""
+        """Start the replicas and wait for their models; ValueError if that fails."""
         handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         self.handle = await asyncio.to_thread(_deploy, self.options)
-        for number, handler in handlers.items():  # Ray has put its own in their place
+        for number, handler in handlers.items():  # Ray has replaced them
             signal.signal(number, handler)
 
     async def run(self) -> None:
-        """Ray Serve does all there is to do."""
+        """Ray Serve runs everything."""
         await asyncio.Event().wait()
 
     def add_routes(self, app: FastAPI) -> None:
-        """Add what replicas answer; of an app that handles `ApiError`."""
+        """Add the routes that replicas answer to an app that handles `ApiError`."""
 
         async def forward(request: Request) -> Response:
             return Forwarded(self, await read_body(request, MAX_CLIP_BYTES, MAX_SECONDS_OF_UPLOAD))
@@ -104,7 +104,7 @@ class Replicas:
 
 
 def _deploy(options: ServeOptions) -> Any:
-    """Start replicas, and return a handle whose answers are streams."""
+    """Start replicas, and return a handle whose answers are streams of messages."""
     ray = start_ray(options.address)
     try:
         from ray import serve  # slow to import, and one process does not need it
@@ -126,7 +126,7 @@ def _deploy(options: ServeOptions) -> Any:
     try:
         running = serve.run(deployment.bind(options), name=NAME, route_prefix=None)
     except (RayServeException, RuntimeError) as error:
-        raise ValueError(f"the replicas do not start: {error}") from None
+        raise ValueError(f"replicas failed to start: {error}") from None
     return running.options(stream=True)
 
 
@@ -137,7 +137,7 @@ def _ray_error() -> type[Exception]:
 
 
 class Forwarded(Response):
-    """The answer of a replica, message by message."""
+    """A response that a replica streams, message by message."""
 
     background = None
 
@@ -151,7 +151,7 @@ class Forwarded(Response):
         for _ in range(TRIES):
             answer = self.replicas.handle.answer.remote(kept, self.asked)
             watching = asyncio.create_task(_when_gone(receive, answer))
-            again = len(told)  # those that the client has already
+            again = len(told)  # messages that the client already has
             try:
                 async for message in answer:
                     if again:
@@ -160,14 +160,14 @@ class Forwarded(Response):
                     told.append(message)
                     await send(message)
                     if "body" in message and not message.get("more_body"):
-                        return  # what is heard of the client from now on tells nothing
+                        return  # a disconnect from now on means nothing
             except _ray_error() as error:
                 logger.warning("a replica failed", extra={"fields": {"error": str(error)[:300]}})
             finally:
                 watching.cancel()
             if any(_is_news(message) for message in told):
                 break
-        failed = ApiError(502, "the process that wrote it ended", None, "replica_failed")
+        failed = ApiError(502, "the replica that handled the request died", None, "replica_failed")
         if not told:
             await failed.response()(scope, receive, send)
         else:
@@ -175,7 +175,7 @@ class Forwarded(Response):
 
 
 def _is_news(message: Message) -> bool:
-    """Return whether a client that has read this must not begin anew."""
+    """Return whether the client has received part of an answer."""
     return message.get("body", ACCEPTED) != ACCEPTED
 
 

@@ -1,7 +1,7 @@
-"""Who shares the steps of a batch: jobs, each some frames behind a prompt, come and go in turns.
+"""Schedule jobs, each some frames after a prompt, whose streams share the steps of one batch.
 
-Everything is decided in the event loop. The model's thread takes turns: steps, until there is
-something to tell, or somebody came or went.
+All decisions are made in the event loop. The model's thread runs turns: steps, until there is an
+update to deliver, or a job was submitted or cancelled.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ logger = logging.getLogger("diagd.serve")
 
 
 class BusyError(Exception):
-    """More is asked for than may wait: to be tried again after so many seconds."""
+    """The queue is full; retry after so many seconds."""
 
     def __init__(self, retry_after: int) -> None:
         super().__init__("too many requests are waiting")
@@ -38,15 +38,15 @@ class BusyError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What is new of a job: a whole frame, or part of one."""
+    """A complete frame of a job, or a preview of one."""
 
-    frame: int  # its number
+    frame: int  # number of the frame
     tokens: Tensor  # (height, width) int64, on the CPU
-    known: Tensor | None = None  # (height, width) bool, which of them are written; None: all
+    known: Tensor | None = None  # (height, width) bool, which tokens are written; None: all
 
 
 class Updates:
-    """What is new of the jobs of one request; of previews that were not taken, the newest."""
+    """Updates of the jobs of one request; only the newest preview of each is kept."""
 
     def __init__(self) -> None:
         self._untold, self._come = deque[tuple["Job | None", Update | Exception]](), asyncio.Event()
@@ -60,7 +60,7 @@ class Updates:
         self._come.set()
 
     async def take(self) -> tuple["Job", Update]:
-        """Wait for what is new, or raise what went wrong."""
+        """Wait for the next update, or raise the error that ended the request."""
         while not self._untold:
             self._come.clear()
             await self._come.wait()
@@ -77,25 +77,25 @@ def _is_preview(update: Update | Exception) -> bool:
 
 @dataclass(eq=False)
 class Job:
-    """Frames behind a prompt, which somebody waits for."""
+    """Frames to generate after a prompt."""
 
     prompt: Tensor  # (P,) int64, ending with `context_frames` frames
     context_frames: int
-    actions: Tensor  # (T, n) int64, those before each of T frames
+    actions: Tensor  # (T, n) int64, conditioning tokens before each of T frames
     frame: FrameFormat
     strategy: Strategy
     sampling: SamplingOptions
     seed: int
-    model: CausalModel  # the batch's, guided in a way of the job's own
+    model: CausalModel  # the batch's, with the job's own guidance
     window: tuple[int, int | None]  # see `VideoGenerator.window`
-    num_previews: int = 0  # of its only frame, while that is written
-    client: str = ""  # whose turn it takes
+    num_previews: int = 0  # of a single frame
+    client: str = ""  # clients take turns
     stream: Stream | None = None  # while it runs
-    num_frames: int = 0  # that were told so far
+    num_frames: int = 0  # delivered so far
     previewed: int = 0
     started: float = 0.0
-    updates: Updates = field(default_factory=Updates)  # for who waits; an error ends them
-    number: int = 0  # in its request
+    updates: Updates = field(default_factory=Updates)  # shared by the jobs of a request
+    number: int = 0  # within the request
 
     @property
     def num_sequences(self) -> int:
@@ -106,7 +106,7 @@ class Job:
         return self.num_frames == len(self.actions)
 
     def start(self, batch: Batch) -> None:
-        """Take a place in the batch, whose steps then read the prompt and write the frames."""
+        """Admit a stream to the batch, whose steps then prefill and decode it."""
         self.started = monotonic()
         max_slots, keep = self.window
         given = {"model": self.model, "max_slots": max_slots, "keep_frames": keep}
@@ -120,7 +120,7 @@ class Job:
             self.stream = None
 
     def look(self) -> Update | None:
-        """Return what is new after a step; where that is the end, free the place."""
+        """Return the update that a step brought, if any; close the stream after the last frame."""
         stream = self.stream
         assert stream is not None
         if stream.num_taken < stream.num_whole:
@@ -130,20 +130,23 @@ class Job:
                 self.stop()
             return update
         if self.previewed < self.num_previews and stream.num_steps:
-            known = self._known(stream)
-            if (due := int(known.float().mean() * (self.num_previews + 1))) > self.previewed:
-                self.previewed = due
-                return Update(self.num_frames, stream.frame_under_way().cpu(), known)
+            return self._preview(stream)
         return None
 
-    def _known(self, stream: Stream) -> Tensor:
+    def _preview(self, stream: Stream) -> Update | None:
+        """Return a preview if one is due: after equal shares of the steps, or of exact tokens."""
         grid = stream.frame.grid
         if self.strategy.has_schedule:
-            known = _written_at(self.strategy.schedule(grid)) < stream.num_steps
+            order, done = self.strategy.schedule(grid), stream.num_steps
+            written_at, total = _written_at(order), order.num_steps
         else:
-            accepted = sum(one.num_accepted for one in stream.verified)
-            known = torch.arange(grid.num_tokens) < accepted
-        return known.view(grid.height, grid.width)
+            done, total = sum(one.num_accepted for one in stream.verified), grid.num_tokens
+            written_at = torch.arange(total)
+        if (due := done * (self.num_previews + 1) // total) <= self.previewed:
+            return None
+        self.previewed = due
+        known = (written_at < done).view(grid.height, grid.width)
+        return Update(self.num_frames, stream.frame_under_way().cpu(), known)
 
 
 @lru_cache(maxsize=16)
@@ -152,22 +155,22 @@ def _written_at(order: Order) -> Tensor:
 
 
 class Scheduler:
-    """Runs jobs side by side in a batch, as many as fit; the others wait.
+    """Runs as many jobs as fit in a batch at once; the others wait in a queue.
 
-    Clients take turns, whatever each of them asks for, and nobody is overtaken by who needs less
-    room.
+    Clients take turns, however much each asks for. The first job in the queue waits for enough free
+    sequences and is not overtaken by smaller ones.
 
     Attributes:
-        num_tokens, num_frames: written for anybody so far.
+        num_tokens, num_frames: generated so far.
     """
 
     def __init__(self, batch: Batch, thread: ThreadPoolExecutor, max_waiting: int) -> None:
         self.batch, self.thread, self.max_waiting = batch, thread, max_waiting
-        self.line: dict[str, deque[Job]] = {}  # by client, whose turn is next first
+        self.line: dict[str, deque[Job]] = {}  # queued jobs by client, in the order of turns
         self.running: list[Job] = []
-        self.gone: list[Job] = []  # to be stopped
+        self.gone: list[Job] = []  # cancelled while running
         self.num_tokens = self.num_frames = 0
-        self.job_seconds = 1.0  # of late
+        self.job_seconds = 1.0  # moving average
         self.wake, self.is_interrupted = asyncio.Event(), False
 
     @property
@@ -196,7 +199,7 @@ class Scheduler:
         self.interrupt()
 
     def cancel(self, job: Job) -> None:
-        """Give up a job that nobody waits for any more, wherever it is."""
+        """Remove a job from the queue or the batch; nothing happens if it is done."""
         if job in self.running:
             self.gone.append(job)
             self.interrupt()
@@ -206,12 +209,12 @@ class Scheduler:
                 del self.line[job.client]
 
     def interrupt(self) -> None:
-        """Have a turn that is under way end with its step."""
+        """End the current turn after its step."""
         self.is_interrupted = True
         self.wake.set()
 
     def _next(self) -> Job | None:
-        """Return the job whose turn it is, if there is room for it, and let others come first."""
+        """Take the next job if there is room for it, and move its client to the end."""
         for client, jobs in self.line.items():
             if self.batch.free_place(jobs[0].num_sequences) is None:
                 return None
@@ -228,7 +231,7 @@ class Scheduler:
             self.is_interrupted = False
             gone, self.gone = self.gone, []
             for job in gone:
-                if job in self.running:  # else it has just been done
+                if job in self.running:  # else it was just completed
                     self.running.remove(job)
                     await in_thread(job.stop)
             while (job := self._next()) is not None:
@@ -243,7 +246,7 @@ class Scheduler:
                 await self.wake.wait()
 
     def _turn(self) -> list[tuple[Job, Update | Exception]]:
-        """Run steps until there is something to tell."""
+        """Run steps until there are updates."""
         news = list[tuple[Job, Update | Exception]]()
         while not news:
             failed = tried(self.batch.step)
@@ -259,7 +262,7 @@ class Scheduler:
         return news
 
     def _tell(self, news: list[tuple[Job, Update | Exception]], status: int = 500) -> None:
-        """Tell those who wait what is new, or that something is wrong: with their request (400)."""
+        """Deliver updates; a ValueError becomes an `ApiError` of this status."""
         for job, update in news:
             if isinstance(update, Update) and not _is_preview(update):
                 self.num_frames += 1

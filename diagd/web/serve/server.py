@@ -1,4 +1,4 @@
-"""Serve a model to programs: images by OpenAI's API, videos that go on from a clip.
+"""Serve a model to programs: images by OpenAI's API, videos that continue a clip.
 
 diagd serve --model deepseek-ai/Janus-Pro-1B
 diagd serve --model PATH --host 0.0.0.0 --api-keys keys.txt
@@ -31,7 +31,7 @@ logger = logging.getLogger("diagd.serve")
 
 
 def serve(options: ServeOptions) -> dict[str, Any]:
-    """Serve until it is told to end; returns how many requests there were."""
+    """Serve until SIGTERM or Ctrl-C; returns the address and the number of requests."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logger.addHandler(handler)
@@ -47,15 +47,15 @@ def serve(options: ServeOptions) -> dict[str, Any]:
 
 
 class ServeServer(uvicorn.Server):
-    """Lets requests under way end before it does, at the first SIGTERM or Ctrl-C."""
+    """A server that drains at the first SIGTERM or Ctrl-C: it completes requests, then exits."""
 
     def __init__(self, options: ServeOptions) -> None:
         self.options, self.metrics = options, Metrics()
         local = options.is_this_process
         self.service = Service(options, self.metrics) if local else Replicas(options)
         self.gate = Gate(self._app(), options.keys(), self.metrics)
-        self.running: asyncio.Task[None] | None = None  # loads the model, then runs it
-        self.failure: BaseException | None = None  # of that
+        self.running: asyncio.Task[None] | None = None  # loads and runs the model
+        self.failure: BaseException | None = None  # why it ended
         self.drained_at = float("inf")
         app: Any = self.gate
         if options.cors:
@@ -65,7 +65,7 @@ class ServeServer(uvicorn.Server):
         super().__init__(server_config(app, names, options.cors, **settings))
 
     def _app(self) -> FastAPI:
-        """Build the routes; those of the model answer when it is loaded."""
+        """Build the routes, and load the model when the server starts."""
 
         @contextlib.asynccontextmanager
         async def lifespan(_: FastAPI) -> AsyncIterator[None]:

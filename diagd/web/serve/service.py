@@ -1,4 +1,4 @@
-"""The model that is served: loaded once, asked by many, each of whose requests are jobs."""
+"""The service: a loaded model, its scheduler, and the routes that turn requests into jobs."""
 
 import asyncio
 import contextlib
@@ -53,7 +53,7 @@ from diagd.web.uploads import MAX_SECONDS_OF_UPLOAD, MAX_UPLOAD_BYTES
 
 logger = logging.getLogger("diagd.serve")
 MAX_JSON_BYTES = 256 * 2**10
-MAX_CLIP_BYTES = MAX_UPLOAD_BYTES * 4 // 3 + MAX_JSON_BYTES  # as base64, with what else is asked
+MAX_CLIP_BYTES = MAX_UPLOAD_BYTES * 4 // 3 + MAX_JSON_BYTES  # as base64, with the other fields
 MAX_SECONDS_OF_BODY = 30.0
 
 
@@ -63,12 +63,12 @@ def name_of(options: ServeOptions) -> str:
 
 def check_name(name: str, options: ServeOptions) -> None:
     if name not in (options.model, name_of(options)):
-        message = f"there is no model {name[:80]!r} here, but {name_of(options)}"
+        message = f"no model {name[:80]!r}, expected {name_of(options)}"
         raise ApiError(404, message, "model", "model_not_found")
 
 
 class Service:
-    """The model that is served, from when it is loaded to the end."""
+    """A model with its scheduler, from loading to shutdown."""
 
     def __init__(self, options: ServeOptions, metrics: Metrics | None = None) -> None:
         self.options, self.name = options, name_of(options)
@@ -85,13 +85,13 @@ class Service:
         rows, config = options.max_videos, world.config
         slots = config.max_positions + config.num_action_tokens
         if makes_images(world):
-            rows *= 2  # for they may be guided
+            rows *= 2  # images may be guided
             longest = options.max_prompt_tokens + config.frame.one.slots_per_frame
             slots = min(slots, longest)
         return world, Batch(world.model, rows, slots + 1)
 
     async def start(self) -> None:
-        """Load the model; ValueError or OSError where it cannot be."""
+        """Load the model; ValueError or OSError if that fails."""
         loop = asyncio.get_running_loop()
         world, batch = await loop.run_in_executor(self.thread, self.load)
         self.world, self.painter = world, Painter(world.model, self.thread)
@@ -105,13 +105,13 @@ class Service:
         await self.scheduler.run()
 
     async def picture(self, update: Update, output_format: str) -> bytes:
-        """Return the file of an image, or of what is written of it."""
+        """Return the encoded picture of an update."""
         assert self.world is not None
         pixels = await self.paint(partial(paint, self.world, update))
         return await asyncio.to_thread(encode, pixels, output_format)
 
     def paint(self, painting: Callable[[], Tensor]) -> asyncio.Future[Tensor]:
-        """Paint beside the model, or with all its threads while nothing is written."""
+        """Paint beside the model; with all its threads while it is idle."""
         assert self.scheduler is not None
         return self.painter.submit(painting, is_idle=not self.scheduler.running)
 
@@ -119,14 +119,14 @@ class Service:
     async def running(
         self, jobs: list[Job], request: Request
     ) -> AsyncIterator[AsyncIterator[tuple[Job, Update]]]:
-        """Run jobs as long as their client waits; yields what is new of them."""
+        """Run jobs, yielding their updates; cancel them when the client disconnects."""
         assert self.scheduler is not None
         updates, started = jobs[0].updates, time.perf_counter()
 
         async def watch() -> None:
             while (await request.receive())["type"] != "http.disconnect":
                 pass
-            updates.put(None, ApiError(499, "the client went away"))
+            updates.put(None, ApiError(499, "the client disconnected"))
 
         async def new() -> AsyncIterator[tuple[Job, Update]]:
             left, is_first = sum(len(job.actions) for job in jobs), True
@@ -143,7 +143,7 @@ class Service:
         except BusyError as error:
             raise ApiError(429, str(error), None, "queue_full", error.retry_after) from None
         watching, seconds = asyncio.create_task(watch()), self.options.max_seconds
-        late = ApiError(504, f"it took longer than {seconds:g} seconds", None, "timeout")
+        late = ApiError(504, f"request took longer than {seconds:g} seconds", None, "timeout")
         timer = asyncio.get_running_loop().call_later(seconds, updates.put, None, late)
         try:
             yield new()
@@ -154,11 +154,11 @@ class Service:
                 self.scheduler.cancel(job)
 
     async def image_jobs(self, asked: ImageRequest, request: Request) -> list[Job]:
-        """Return the jobs of a request, which its line in the log tells of."""
+        """Return the jobs of a request, and note them for the log."""
         notes, options = request.scope[NOTES], self.options
         assert self.world is not None
         if asked.response_format == "url" and not options.is_this_process:
-            message = "response_format must be b64_json where there are several replicas"
+            message = "response_format must be b64_json with several replicas"
             raise ApiError(400, message, "response_format", "invalid_value")
         given = self.world, asked, notes["client"], options.max_prompt_tokens
         jobs = await asyncio.to_thread(image_jobs, *given)
@@ -170,13 +170,13 @@ class Service:
     async def continuation(
         self, asked: VideoRequest, data: bytes, request: Request
     ) -> Continuation:
-        """Return the job of a request, which its line in the log tells of."""
+        """Return the job of a request, and note it for the log."""
         notes, world = request.scope[NOTES], self.world
         assert world is not None
         async with self.decoders:
             frames = await decode_clip(world, asked, data)
         given = world, asked, frames, notes["client"], self.options.max_frames
-        video = await self.painter.submit(partial(continuation, *given))  # its clip is tokenized
+        video = await self.painter.submit(partial(continuation, *given))  # tokenizes the clip
         notes |= {"frames": video.num_frames, "strategy": video.job.strategy.name}
         notes["seed"] = video.job.seed
         return video
@@ -184,7 +184,7 @@ class Service:
     async def video(
         self, asked: VideoRequest, video: Continuation, written: list[Tensor]
     ) -> bytes | list[bytes]:
-        """Return the file of a video, or its frames as PNG."""
+        """Return the encoded video, or its frames as PNG."""
         assert self.world is not None
         pixels = await self.paint(partial(painted, self.world, video, written))
         if asked.output_format == "frames":
@@ -193,13 +193,13 @@ class Service:
         return await asyncio.to_thread(encode_video, pixels, video.fps, suffix)
 
     def add_routes(self, app: FastAPI) -> None:
-        """Add what the model answers; of an app that handles `ApiError`."""
+        """Add the model's routes to an app that handles `ApiError`."""
         service = self
 
         @app.get("/v1/pictures/{name}")
         async def picture(name: str) -> Response:
             if (found := service.pictures.get(name)) is None:
-                raise HTTPException(404, "there is no such picture, or no longer")
+                raise HTTPException(404, "no such picture, or it has expired")
             return Response(found.data, media_type=found.media_type)
 
         @app.post("/v1/images/generations")
@@ -226,7 +226,7 @@ class Service:
             return await finished_video(service, asked, video, request)
 
     def close(self) -> None:
-        """End what runs in the model's thread, and beside it."""
+        """Stop the model's thread and the painter."""
         if self.scheduler is not None:
             self.scheduler.interrupt()
             self.painter.thread.shutdown(wait=True)
@@ -236,7 +236,7 @@ class Service:
 async def finished_video(
     service: Service, asked: VideoRequest, video: Continuation, request: Request
 ) -> Response:
-    """Answer with the file, or with all frames as pictures."""
+    """Respond with the file, or with all frames as pictures."""
     async with service.running([video.job], request) as updates:
         written = [update.tokens async for _, update in updates]
         made = await service.video(asked, video, written)
@@ -244,7 +244,7 @@ async def finished_video(
     if isinstance(made, list):
         pictures = [{"b64_json": base64_of(picture)} for picture in made]
         return JSONResponse({"created": int(time.time()), **about, "data": pictures})
-    # of notes, which are words of ours, letters that headers have not are escaped
+    # JSON escapes what headers cannot hold
     headers = {f"x-diagd-{name}": json.dumps(value) for name, value in about.items()}
     return Response(made, media_type=MEDIA_TYPES[asked.output_format or "mp4"], headers=headers)
 
@@ -252,7 +252,7 @@ async def finished_video(
 async def video_events(
     service: Service, asked: VideoRequest, video: Continuation, request: Request
 ) -> AsyncIterator[bytes]:
-    """Answer with an event as each grid of frames is written, and for the whole."""
+    """Respond with an event after each grid of frames, and one for the video."""
     about = {"seed": video.job.seed, "fps": video.fps, "notes": video.notes}
     written, count = list[Tensor](), len(video.job.actions)
     async with service.running([video.job], request) as updates:
@@ -272,7 +272,7 @@ async def video_events(
 async def finished_images(
     service: Service, asked: ImageRequest, jobs: list[Job], request: Request
 ) -> dict[str, Any]:
-    """Answer with all images at once."""
+    """Respond with all images at once."""
     assert service.world is not None
     kind, pictures = asked.output_format or "png", dict[int, bytes]()
     async with service.running(jobs, request) as updates:
@@ -294,7 +294,7 @@ async def finished_images(
 async def image_events(
     service: Service, asked: ImageRequest, jobs: list[Job], request: Request
 ) -> AsyncIterator[bytes]:
-    """Answer with an event for each preview, and for each image."""
+    """Respond with an event for each preview and each image."""
     assert service.world is not None
     kind = asked.output_format or "png"
     about = {"size": size_of(service.world), "output_format": kind}

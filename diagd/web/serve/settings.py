@@ -1,4 +1,4 @@
-"""What all requests may say: the model, how it writes, and how the answer comes."""
+"""Settings that all requests share: model, decoding, sampling."""
 
 import secrets
 from typing import Annotated
@@ -13,15 +13,15 @@ from diagd.pipeline.options import DecodingFlags, SamplingFlags
 from diagd.web.guard import STRICT
 from diagd.web.serve.errors import refusing
 
-MAX_IMAGES = 10  # of a request; each has a seed of its own
+MAX_IMAGES = 10  # per request; image i has seed + i
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Settings:
-    """Settings of a request; null, here and below, stands for what is not given."""
+    """Settings of a request; null means not given."""
 
     model: str | None = None
-    stream: bool | None = None  # answer by server-sent events
+    stream: bool | None = None  # respond with server-sent events
     strategy: Annotated[str, Field(max_length=100)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63 - MAX_IMAGES)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -29,7 +29,7 @@ class Settings:
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
 
     def writing(self, world: VideoGenerator) -> tuple[Strategy, SamplingOptions]:
-        """Return how a model writes, as its makers have it where nothing is said."""
+        """Return strategy and sampling; the model's defaults where nothing is given."""
         with refusing("strategy"):
             strategy = DecodingFlags(strategy=self.strategy).decoding(world.defaults, world.height)
             world.check(strategy)

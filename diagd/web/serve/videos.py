@@ -1,4 +1,4 @@
-"""Videos that go on from a clip or a picture: what a request asks for, and the job that it is."""
+"""Videos that continue a clip or a picture: requests and their jobs."""
 
 import base64
 import binascii
@@ -29,11 +29,11 @@ MEDIA_TYPES = {"mp4": "video/mp4", "webp": "image/webp", "gif": "image/gif"}
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class VideoRequest(Settings):
-    """Frames to write behind a clip, by the names of `diagd generate`."""
+    """A request to continue a clip, in the names of `diagd generate`."""
 
-    clip: str  # base64, or a data: address; of a form, the file
-    frames: Annotated[int, Field(ge=1, lt=2**31)] | None = None  # to write
-    context_frames: Annotated[int, Field(ge=1, lt=2**31)] | None = None  # of the clip, the last
+    clip: str  # base64 or a data: URL; in a form, the file
+    frames: Annotated[int, Field(ge=1, lt=2**31)] | None = None  # to generate
+    context_frames: Annotated[int, Field(ge=1, lt=2**31)] | None = None  # the last ones of the clip
     actions: Annotated[str, Field(max_length=MAX_ACTIONS)] | None = None  # such as forward*8,left*4
     context_actions: Annotated[str, Field(max_length=MAX_ACTIONS)] | None = None
     output_format: Literal["mp4", "webp", "gif", "frames"] | None = None
@@ -43,17 +43,17 @@ VIDEO_REQUEST = TypeAdapter(VideoRequest)
 
 
 class Continuation(NamedTuple):
-    """A video to write."""
+    """A video to generate."""
 
     job: Job
-    context: Tensor  # (m, height, width) int64, the grids before it
+    context: Tensor  # (m, height, width) int64, the context
     num_frames: int
     fps: float
-    notes: list[str]  # what was done that nobody asked for
+    notes: list[str]  # what was done without being asked for
 
 
 async def read_request(body: bytes, request: Request) -> tuple[VideoRequest, bytes]:
-    """Return what a body, JSON or a form, asks for, and the clip."""
+    """Read a body, JSON or a form; return the request and the bytes of the clip."""
     kind = Message()
     kind["content-type"] = request.headers.get("content-type", "")
     if kind.get_content_type() != "multipart/form-data":
@@ -68,7 +68,7 @@ async def read_request(body: bytes, request: Request) -> tuple[VideoRequest, byt
     async def receive() -> ASGIMessage:
         return {"type": "http.request", "body": body}
 
-    whole = Request(request.scope, receive)  # its size is checked already
+    whole = Request(request.scope, receive)  # the size was checked before
     limits = {"max_files": 1, "max_fields": MAX_FIELDS, "max_part_size": MAX_ACTIONS}
     async with whole.form(**limits) as form:
         clip = form.get("clip")
@@ -82,12 +82,12 @@ async def read_request(body: bytes, request: Request) -> tuple[VideoRequest, byt
 async def decode_clip(world: VideoGenerator, asked: VideoRequest, data: bytes) -> Tensor:
     """Return the frames that the model sees, (m, H_px, W_px, 3) uint8 of its size."""
     if makes_images(world):
-        message = "this model makes images: ask /v1/images/generations"
+        message = "this model makes images: use /v1/images/generations"
         raise ApiError(400, message, "model", "wrong_model")
     wanted = asked.context_frames or world.defaults.context_frames
     if wanted >= world.config.frames_held * world.tokenizer.temporal_compression:
         with refusing("context_frames"):
-            raise ValueError(f"context_frames {wanted} leave no room for a frame")
+            raise ValueError(f"context_frames={wanted} leaves no room for a frame")
     with refusing("clip"):
         fit, fps = world.tokenizer.fit_frames, world.defaults.fps
         frames = await decode_upload(data, wanted, *world.frame_size_px, fps, fit)
@@ -97,7 +97,7 @@ async def decode_clip(world: VideoGenerator, asked: VideoRequest, data: bytes) -
 def continuation(
     world: VideoGenerator, asked: VideoRequest, frames: Tensor, client: str, max_frames: int
 ) -> Continuation:
-    """Return the job of a request, or raise ApiError for what the model cannot do."""
+    """Return the job of a request; ApiError if it does not fit the model."""
     num_frames = asked.frames or world.defaults.num_frames
     with refusing("frames"):
         if num_frames > max_frames:
@@ -131,6 +131,6 @@ def continuation(
 
 
 def painted(world: VideoGenerator, asked: Continuation, written: list[Tensor]) -> Tensor:
-    """Return the frames of grids that are written, (T, H_px, W_px, 3) uint8."""
+    """Return the frames of the generated grids, (T, H_px, W_px, 3) uint8."""
     grids = torch.stack(written).to(asked.context.device)
     return world.tokenizer.decode_after(asked.context, grids)[-asked.num_frames :].cpu()

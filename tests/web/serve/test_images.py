@@ -126,7 +126,7 @@ def test_models_are_listed(served):
     client = served.client()
     assert [model.id for model in client.models.list()] == ["tiny-images"]
     assert client.models.retrieve("tiny-images").owned_by == "diagd"
-    with pytest.raises(openai.NotFoundError, match="no model 'dall-e' here, but tiny-images") as no:
+    with pytest.raises(openai.NotFoundError, match="no model 'dall-e', expected tiny-images") as no:
         client.images.generate(prompt="left", model="dall-e")
     assert (no.value.code, no.value.param) == ("model_not_found", "model")
 
@@ -137,7 +137,7 @@ def test_models_are_listed(served):
         ({"prompt": "dog"}, "prompt", "unknown action 'dog'"),
         ({"size": "24x40"}, "size", "size must be auto or 40x24, got 24x40"),
         ({"strategy": "k=9"}, "strategy", r"row_lag must be in \[1, width=5\], got 9"),
-        ({"strategy": "best"}, "strategy", "a strategy looks like raster, k=2"),
+        ({"strategy": "best"}, "strategy", "strategy must look like raster, k=2"),
         ({"temperature": 0, "top_k": 3}, None, "need a temperature above 0"),
         ({"n": 11}, "n", "n: Input should be less than or equal to 10"),
         ({"prompt": ""}, "prompt", "prompt: String should have at least 1 character"),

@@ -104,7 +104,7 @@ def test_who_goes_away_frees_the_rows(served, clip):
         ({"actions": "fly"}, "actions", "unknown action 'fly'"),
         ({"actions": None}, "actions", "expected 5 actions, one for each generated frame, got 0"),
         ({"strategy": "k=7"}, "strategy", "row_lag must be in [1, width=5], got 7"),
-        ({"context_frames": 8}, "context_frames", "context_frames 8 leave no room for a frame"),
+        ({"context_frames": 8}, "context_frames", "context_frames=8 leaves no room for a frame"),
         ({"clip": "%"}, "clip", "clip is not base64"),
         ({"clip": "AAAA"}, "clip", "expected a PNG, JPEG"),
         ({"fps": 3}, "fps", "fps: Unexpected keyword argument"),
@@ -129,6 +129,6 @@ def test_a_form_that_is_none_is_refused(served):
 
 def test_models_of_images_and_of_videos_say_what_to_ask(served, serve, clip):
     answer = served.post(json={"prompt": "left"})
-    assert "this model makes videos: ask /v1/videos/continuations" in answer.text
+    assert "this model makes videos: use /v1/videos/continuations" in answer.text
     answer = serve().post(VIDEOS, json=asked_for(clip))
-    assert "this model makes images: ask /v1/images/generations" in answer.text
+    assert "this model makes images: use /v1/images/generations" in answer.text
