@@ -25,9 +25,7 @@ class ServeOptions(MachineFlags):
     allow_anyone: bool = False  # serve other machines without keys
     api_key: str | None = None  # required of clients; visible to other users of this machine
     api_keys: Path | None = None  # file of keys, one per line
-    cors: tuple[
-        str, ...
-    ] = ()  # origins, such as https://example.org, whose pages may send requests
+    cors: tuple[str, ...] = ()  # origins, such as https://example.org, of pages that may ask
     root_path: str = ""  # path under which a proxy serves this, such as /images
     max_videos: int = 8  # images or videos generated at once
     max_waiting: int = 64  # images or videos in the queue; more are refused (429)
