@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from diagd.backends.native.model import NativeModel
-from diagd.decoding.visibility import Seen
 from diagd.models.transformer import Transformer
+from tests.models.feeding import causal
 from tests.models.tiny import KINDS, tiny_model
 
 pytestmark = pytest.mark.slow
@@ -50,11 +50,6 @@ def odd_shape(chance: random.Random) -> dict[str, Any]:
         "max_positions": 16_384,
         **position,
     }
-
-
-def causal(positions: Tensor, held: Tensor) -> Seen:
-    """See all that is not later."""
-    return Seen(positions, positions, held, held)
 
 
 def step_of(model: Transformer, native: NativeModel, batch: int, lanes: int) -> tuple[Tensor, ...]:

@@ -9,7 +9,7 @@ from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.system import cpu_name, git_commit
 from tests.backends.webgpu.adapter import device
-from tests.models.tiny import KINDS, tiny_model
+from tests.models.tiny import KINDS, tiny_fields, tiny_model
 from tests.worlds import HEIGHT, WIDTH, model_config
 
 KEYS = {
@@ -23,20 +23,7 @@ LIMITS = {
     *("step_ms", "megabytes_per_step", "megaflops_per_step", "bandwidth_share", "flops_share"),
     *("parts_ms", "attention"),
 }
-TINY_1D = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_layers": 2,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 30,
-    "image_vocab_size": 24,
-    "max_positions": 64,
-    "grid_height": 3,
-    "grid_width": 5,
-    "num_action_tokens": 2,
-}
+TINY_1D = tiny_fields(hidden_size=32, intermediate_size=48, vocab_size=30, image_vocab_size=24)
 
 
 @pytest.fixture

@@ -320,17 +320,26 @@ def test_a_film_that_changes_its_size_has_one_size_or_is_refused(tmp_path):
         read_video(tmp_path / "turned.ts")
 
 
-@pytest.mark.parametrize("name", ["a.mkv", "a.webm", "a.avi", "a.mov"])
-def test_a_film_whose_end_is_missing_is_refused(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "codec", "options"),
+    [
+        *(("a.mkv", "mpeg4", {}), ("a.webm", "libvpx", {}), ("a.avi", "mpeg4", {})),
+        *(("a.mov", "mpeg4", {}), ("a.mp4", "libx264", {})),
+        # with the index in front a player shows what is left; a training clip would be short
+        ("a.mp4", "libx264", {"movflags": "faststart"}),
+    ],
+)
+def test_a_film_whose_end_is_missing_is_refused(name, codec, options, tmp_path):
     path = tmp_path / name
-    encode_video(path, smooth_frames(30, 48, 80), codec="libvpx" if "w" in name else "mpeg4")
+    encode_video(path, smooth_frames(30, 48, 80), codec=codec, **options)
     assert len(read_video(path).frames) == 30
     data = path.read_bytes()
-    for share in (0.5, 0.8, 0.99):
+    for share in (0.01, 0.3, 0.5, 0.8, 0.99):
         path.write_bytes(data[: int(share * len(data))])
-        for read in (read_video, video_length):
-            with pytest.raises(ValueError, match=rf"{name} cannot be decoded .*truncated"):
+        for read in (read_video, *([] if options else [video_length])):
+            with pytest.raises(ValueError, match=rf"{name} .*truncated") as caught:
                 read(path)
+            assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])

@@ -335,7 +335,7 @@ def test_a_stream_goes_on_with_frames_of_another_format(name):
     ("strategy", "action", "message"),
     [
         ("k=4", NUM_VISUAL, r"row_lag must be in \[1, width=3\], got 4"),
-        ("k", NUM_VISUAL, "a strategy looks like raster, k=2"),
+        ("k", NUM_VISUAL, "strategy must look like raster, k=2"),
         ("k=1", VOCAB_SIZE, rf"actions ids must be in \[0, {VOCAB_SIZE}\), got {VOCAB_SIZE}"),
     ],
 )

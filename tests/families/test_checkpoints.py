@@ -65,19 +65,6 @@ def test_saving_keeps_other_files_and_leaves_no_temporary_ones(folder):
     assert names == ["actions.json", "config.json", "model.safetensors"]
 
 
-def test_a_failed_write_keeps_the_old_file(folder, monkeypatch):
-    def fail(source, target):
-        assert source.stat().st_size > 0
-        raise OSError("disk full")
-
-    before = (folder / "model.safetensors").read_bytes()
-    monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        save_model(tiny_model(seed=1), folder)
-    assert (folder / "model.safetensors").read_bytes() == before
-    assert len(list(folder.iterdir())) == 2
-
-
 def test_another_config_file_can_be_given(folder, tmp_path):
     (folder / "config.json").rename(tmp_path / "side.json")
     assert load_model(folder, config=tmp_path / "side.json").config.num_layers == 2
@@ -93,7 +80,7 @@ def test_weights_of_our_config_under_another_name_are_of_no_family(kind, name, t
     (torch.save if name.endswith("ckpt") else save_file)(weights, tmp_path / name)
     with pytest.raises(
         ValueError,
-        match=rf"{name}: weights beside a config of ours must be named  model.safetensors",
+        match=rf"{name}: weights beside a config of ours must be named model.safetensors",
     ):
         load_model(tmp_path / name)
 
@@ -161,18 +148,14 @@ def test_a_bad_config_value_names_the_file(folder):
         load_model(folder)
 
 
-def test_a_truncated_weight_file_is_refused(folder):
+@pytest.mark.parametrize("data", [None, b"", b"{}", b"\x80\x04pickle", b"\xff" * 64])
+def test_a_truncated_or_tampered_weight_file_is_refused_in_one_line(data, folder):
     path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"model\.safetensors: not a valid safetensors file: "):
+    path.write_bytes(path.read_bytes()[:-100] if data is None else data)
+    message = r"model\.safetensors: not a valid safetensors file: "
+    with pytest.raises(ValueError, match=message) as caught:
         load_model(folder)
-
-
-@pytest.mark.parametrize("data", [b"", b"\x80\x04pickle", b"\xff" * 64])
-def test_a_tampered_weight_file_is_refused(data, folder):
-    (folder / "model.safetensors").write_bytes(data)
-    with pytest.raises(ValueError, match=r"model\.safetensors: not a valid safetensors file: "):
-        load_model(folder)
+    assert "\n" not in str(caught.value)
 
 
 def test_missing_and_unknown_tensors_are_counted_and_named(folder):
@@ -202,13 +185,6 @@ def test_integer_weights_are_refused(folder):
     edit_weights(folder, model__norm__weight=torch.ones(24, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"1 non-float tensor: model\.norm\.weight"):
         load_model(folder)
-
-
-def test_error_messages_are_one_line(folder):
-    (folder / "model.safetensors").write_bytes(b"{}")
-    with pytest.raises(ValueError, match="not a valid safetensors file") as caught:
-        load_model(folder)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_hub_mixin_writes_and_reads_the_same_folder(tmp_path):

@@ -15,6 +15,7 @@ from diagd.families import checkpoints
 from diagd.families.checkpoints import is_repository, model_path
 from diagd.pipeline.generate import PromptWorker
 from diagd.pipeline.options import GenerateOptions
+from tests.pipeline.test_world_folder import files_of
 from tests.worlds import WALK
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
@@ -40,11 +41,6 @@ def keep(cache, repository, files):
         link.symlink_to(blob)
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text(SHA)
-
-
-def files_of(folder):
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 @pytest.fixture

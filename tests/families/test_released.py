@@ -103,9 +103,18 @@ def test_a_yaml_side_file_builds_no_objects(tmp_path):
     assert not (tmp_path / "pwned").exists()
 
 
-@pytest.mark.parametrize("files", [{}, [], {"a": ["b"]}, {"a": None}, {"a": "../b.safetensors"}])
-def test_an_index_that_names_no_files_beside_it_is_refused(files, tmp_path):
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        *(
+            {"weight_map": files}
+            for files in ({}, [], {"a": ["b"]}, {"a": None}, {"a": 3}, {"a": "../b.safetensors"})
+        ),
+    ],
+)
+def test_an_index_that_names_no_files_beside_it_is_refused(content, tmp_path):
     index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": files}))
+    index.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"index\.json: expected a weight_map that names files"):
         find_model(index)

@@ -7,7 +7,7 @@ import diagd
 from diagd.backends.native.model import NativeModel
 from diagd.models.guidance import GuidedModel
 from tests import oracles
-from tests.models.architectures import FIRST_VISUAL, NUM_VISUAL, SEPARATOR, architecture
+from tests.models.architectures import architecture
 from tests.models.tiny import KINDS, random_tokens, tiny_model
 
 GRID = diagd.TokenGrid(num_frames=2, height=3, width=5)
@@ -116,40 +116,6 @@ def test_a_full_context_forgets_frames_and_no_prompt():
     assert engine.stream.num_dropped_frames == 1
     again = torch.cat([prompt[:, :PROMPT_LENGTH], first.flatten(1)], dim=1)
     assert torch.equal(second, diagd.generate_tokens(model, again, schedule).tokens[:, 0])
-
-
-def test_emu3_writes_guided_rows_and_their_pixels():
-    """Emu3's own way: a grid one column wider, whose last column is the separator."""
-    emu3, prompt, negative = architecture("emu3"), prompt_of(), unconditional_of(3)
-    grid = diagd.TokenGrid(1, 3, 5 + 1)
-    valid = torch.tensor([FIRST_VISUAL, FIRST_VISUAL + NUM_VISUAL]).repeat(3, 6, 1)
-    valid[:, -1] = torch.tensor([SEPARATOR, SEPARATOR + 1])
-    sampling = diagd.SamplingOptions(valid_range=valid)
-
-    def allowed(_batch, sequence):
-        at_end = (len(sequence) - PROMPT_LENGTH) % 6 == 5
-        return [SEPARATOR] if at_end else list(range(FIRST_VISUAL, FIRST_VISUAL + NUM_VISUAL))
-
-    plain = emu3.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=18,
-        do_sample=False,
-        guidance_scale=SCALE,
-        negative_prompt_ids=negative,
-        prefix_allowed_tokens_fn=allowed,
-    )[:, PROMPT_LENGTH:]
-    model = guided("emu3", negative)
-    raster, diagonal = (
-        diagd.generate_tokens(model, prompt, schedule, context_frames=0, sampling=sampling).tokens
-        for schedule in (diagd.DiagonalSchedule.raster(grid), diagd.DiagonalSchedule(grid, 1))
-    )
-    assert torch.equal(raster.flatten(1), plain)
-    assert (diagonal[..., -1] == SEPARATOR).all()
-    ends = torch.zeros(1, 3, dtype=torch.int64)  # end of frame, of image, of text
-    image = torch.cat([diagonal.flatten(1), ends], dim=1)
-    pixels = emu3.decode_image_tokens(image_tokens=image, height=3, width=5)
-    assert pixels.shape == (1, 3, 3 * 2, 5 * 2)
 
 
 def test_both_prompts_count_for_the_context():

@@ -53,6 +53,8 @@ def test_actions_are_never_wrong_and_targets_stay_true(kind, strategy, model, op
         fed = fed_by(wrong, loss, model, tokens, step)
         assert torch.equal(fed[actions], tokens[actions])
         assert ((fed < SHARD_CODES) == ~actions).all()
+        struck = wrong.draw(step, *tokens.shape)[0] & ~actions
+        assert kind == "samples" or torch.equal(fed != tokens, struck)
         met += (fed != tokens).sum().item()
         with torch.no_grad():
             seen = partial(attend, visible=view.visible())

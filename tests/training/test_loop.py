@@ -140,8 +140,12 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     assert_same_run(killed.out, whole)
 
 
-def test_so_does_one_of_muon_and_held_frames(options):
-    setup = {"optimizer": "muon", "hold": 0.3}
+@pytest.mark.parametrize(
+    "setup",
+    [{"optimizer": "muon", "hold": 0.3}, {"strategy": ("raster k=1:2 k=1,d=2",)}],
+    ids=["muon", "mixture"],
+)
+def test_so_does_one_of_muon_and_held_frames_and_one_under_a_mixture(setup, options):
     whole, killed = options("whole", **setup), options("killed", save_minutes=0.0, **setup)
     pretrain(whole)
     run_killed(pretrain, killed, 7)

@@ -5,6 +5,8 @@ import ctypes
 import pickle
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from diagd.decoding.sampling import Draw, SamplingOptions, ValidRanges
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.step import Lanes
 from diagd.decoding.visibility import Seen
-from tests.models.feeding import feed
+from tests.models.feeding import causal, feed
 from tests.models.tiny import random_tokens, tiny_model, with_int8_weights, with_outliers
 
 
@@ -86,12 +88,8 @@ def test_float32_stays_exact_where_the_largest_activation_matters_least():
     assert (fed - exact).abs().max() < 3e-6 * exact.abs().max()
 
 
-def causal(positions: Tensor, held: Tensor) -> Seen:
-    """See all that is not later."""
-    return Seen(positions, positions, held, held)
-
-
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int8, outliers"])
+@torch.no_grad()
 def test_the_bits_of_a_lane_are_its_own_past_every_tile(weights):
     """Keys in two parts, weights in two panels, rows in many groups."""
     weights, _, outliers = weights.partition(", ")
@@ -109,6 +107,8 @@ def test_the_bits_of_a_lane_are_its_own_past_every_tile(weights):
         return torch.cat(fed, dim=1)
 
     one_by_one = logits(*[1] * 640)
+    if weights == "float32":
+        torch.testing.assert_close(one_by_one, model.logits(tokens), atol=2e-5, rtol=0)
     for chunks in ([16] * 40, [33, 65, 17, 48, 130, 33, 64, 250], [640]):
         assert torch.equal(logits(*chunks), one_by_one), chunks
 
@@ -334,25 +334,35 @@ def test_lanes_of_sequences_that_are_none_are_refused(first):
         fused(native, step_of(native))(torch.zeros(8, 2, 2, dtype=torch.int64), 5, first)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory so")
-@pytest.mark.parametrize("weights", ["float32", "int8"])
-def test_a_step_without_memory_for_it_is_an_error(weights):
+@contextmanager
+def limited_memory(room: int) -> Iterator[None]:
+    """Let the process take no more than so many bytes."""
     import resource  # there is none on Windows
 
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + room, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+only_linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux limits a process's memory so"
+)
+
+
+@only_linux
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_a_step_without_memory_for_it_is_an_error(weights):
     lanes, slots = torch.arange(4096), torch.arange(60000)
     native = NativeModel(tiny_model(), weights)
     cache, rule = native.make_cache(1, 60000), causal(lanes, slots)
     tokens = torch.zeros(1, 4096, dtype=torch.int64)
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (taken + 2**28, limits[1]))  # the mask alone takes 2**30
-    try:
-        with pytest.raises(
-            MemoryError, match=r"^out of memory for 1 x 4096 lanes over 60000 slots$"
-        ):
-            native.forward(tokens, lanes, lanes, rule, cache, 1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
+    message = r"^out of memory for 1 x 4096 lanes over 60000 slots$"
+    with limited_memory(2**28), pytest.raises(MemoryError, match=message):  # the mask takes 2**30
+        native.forward(tokens, lanes, lanes, rule, cache, 1)
 
 
 def whole_frame(native):
@@ -360,21 +370,14 @@ def whole_frame(native):
     return native.forward(lanes[None], lanes, lanes, causal(lanes, lanes), native.make_cache(1, 16))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory so")
+@only_linux
 def test_a_step_without_memory_for_threads_is_an_error_and_the_next_one_works(monkeypatch):
-    import resource
-
     native = NativeModel(tiny_model())
     expected = whole_frame(native)
     monkeypatch.setattr(NativeModel, "num_threads", 64)
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (taken + 2**26, limits[1]))  # stacks take 2**23 each
-    try:
-        with pytest.raises(MemoryError, match=r"^out of memory for 1 x 15 lanes over 15 slots$"):
-            whole_frame(native)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
+    message = r"^out of memory for 1 x 15 lanes over 15 slots$"
+    with limited_memory(2**26), pytest.raises(MemoryError, match=message):  # a stack takes 2**23
+        whole_frame(native)
     assert whole_frame(native).equal(expected)
 
 

@@ -1,5 +1,7 @@
 """Strategies and their names: one spelling each, read back, refused where it is none."""
 
+import dataclasses
+
 import pytest
 
 import diagd
@@ -37,6 +39,9 @@ def test_a_strategy_has_one_spelling_that_is_read_back(text):
     strategy = SPELLED[text]
     assert diagd.parse_strategy(text) == strategy
     assert (strategy.name, str(strategy), hash(strategy)) == (text, text, hash(SPELLED[text]))
+    assert strategy.promise in ("tokens", "no")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        strategy.word = "other"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_every_strategy_of_the_table_is_spelled_here():

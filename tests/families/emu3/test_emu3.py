@@ -62,6 +62,11 @@ def prompt_of(text):
     return torch.tensor(processor()(text=[text], **how).input_ids)
 
 
+def own_logits(theirs):
+    whole = oracles.llama_logits(theirs)
+    return lambda fed, positions, visible: whole(THEIRS[fed], positions, visible)[..., VISUAL]
+
+
 @pytest.mark.proves("Emu3", "text")
 def test_prompts_are_those_of_the_processor(world):
     for text in (TEXT, "a big blue house", "house"):
@@ -95,12 +100,7 @@ def test_raster_order_is_its_own_generate(theirs, folder, scale):
 @pytest.mark.proves("Emu3", "guidance", "diagonals")
 @pytest.mark.parametrize("row_lag", [1, 2, WIDTH])
 def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, world, row_lag):
-    whole = oracles.llama_logits(theirs)
-
-    def full(tokens, positions, visible):
-        return whole(THEIRS[tokens], positions, visible)[..., VISUAL]
-
-    ids = world.text(TEXT)
+    ids, full = world.text(TEXT), own_logits(theirs)
     expected = diagonal_image(full, ids, SCALE, NUM_CODES, HEIGHT, WIDTH, row_lag)
     video = world.generate(text=TEXT, strategy=f"k={row_lag}", sampling=GREEDY)
     assert torch.equal(video.tokens, expected)
@@ -300,7 +300,9 @@ def test_a_folder_without_its_text_tokenizer_is_refused(folder, tmp_path):
         diagd.VideoGenerator.from_pretrained(bare)
     assert load_model(bare).vocab_size == NUM_CODES + 1  # tokens need none
     (bare / "config.json").unlink()
-    with pytest.raises(ValueError, match=r"Emu3 checkpoint: its config\.json, with vocabulary_map"):
+    with pytest.raises(
+        ValueError, match=r"Emu3 checkpoint: expected a config\.json with vocabulary_map beside it"
+    ):
         find_model(bare / "model.safetensors")
 
 

@@ -13,6 +13,7 @@ from diagd.families.checkpoints import find_model
 from diagd.families.presets import PRESETS
 from diagd.models.transformer import Transformer
 from tests import oracles
+from tests.families.images import check_converted
 from tests.families.iris.plain import (
     PlainAgentTokenizer,
     agent_tokenizer,
@@ -134,13 +135,9 @@ def test_frames_are_scaled_as_a_whole(world, released, command, tmp_path):
 
 
 def test_a_folder_of_ours_makes_the_same_video(world, released, command, tmp_path):
-    assert command("convert", released, tmp_path / "ours").code == 0
-    ours = diagd.VideoGenerator.from_pretrained(tmp_path / "ours")
-    frame = smooth_frames(1, 8 * SIDE, 8 * SIDE)
-    expected = world.generate(frame, "action 2*3", seed=4)
-    video = ours.generate(frame, "action 2*3", seed=4)
-    assert torch.equal(video.tokens, expected.tokens)
-    assert torch.equal(video.frames, expected.frames)
+    given = smooth_frames(1, 8 * SIDE, 8 * SIDE), "action 2*3"
+    video = world.generate(*given, seed=4)
+    ours = check_converted(command, released, tmp_path / "ours", video, *given, seed=4)
     assert (ours.defaults, ours.vocabulary) == (world.defaults, world.vocabulary)
 
 

@@ -109,11 +109,6 @@ def test_raster_tokens_are_those_of_its_greedy_loop(model, strategy, scale, back
     assert len(expected.unique()) > 5
 
 
-def test_the_class_and_its_guidance_matter():
-    assert not torch.equal(plain_image(LABEL, 1.0), plain_image(5, 1.0))
-    assert not torch.equal(plain_image(LABEL, 1.0), plain_image(LABEL, SCALE))
-
-
 @pytest.mark.proves("LlamaGen", "native", "guidance", "diagonals")
 @pytest.mark.parametrize("backend", ["eager", "native"])
 @pytest.mark.parametrize("scale", [1.0, SCALE])
