@@ -93,34 +93,41 @@ class Batch:
         """Streams that were admitted and not closed, by their sequences."""
         return [one for ref in self._streams if (one := ref()) is not None]
 
+    def free_place(self, count: int) -> int | None:
+        """Return the first of so many free sequences in a row; None if there are none."""
+        first = 0
+        for stream in self.streams:
+            if stream.first - first >= count:
+                break
+            first = stream.end
+        return first if first + count <= self.num_sequences else None
+
     def admit(
         self,
         frame: FrameFormat,
         sampling: SamplingOptions | None = None,
         seed: int = 0,
         *,
+        model: CausalModel | None = None,
         max_slots: int | None = None,
         keep_frames: int | None = None,
     ) -> "Stream":
         """Assign the first free sequences to a stream, a neighbour for each guidance scale.
 
-        The stream must be prefilled next; arguments are those of `DecodingEngine`. ValueError if
-        the batch is full.
+        The stream must be prefilled next. `model` is the batch's, guided in the stream's own way;
+        the other arguments are those of `DecodingEngine`. ValueError if the batch is full.
         """
-        needed, first = 1 + len(self.model.scales), 0
-        for stream in self.streams:
-            if stream.first - first >= needed:
-                break
-            first = stream.first + stream.num_sequences
-        if first + needed > self.num_sequences:
+        model = model or self.model
+        needed = 1 + len(model.scales)
+        if (first := self.free_place(needed)) is None:
             taken = sum(stream.num_sequences for stream in self.streams)
             raise ValueError(
                 f"batch is full: expected {needed} free sequences in a row, "
                 f"{taken} of {self.num_sequences} are in use"
             )
-        longest = min(self.scratch - frame.num_action_tokens, self.model.max_positions)
+        longest = min(self.scratch - frame.num_action_tokens, model.max_positions)
         max_slots = longest if max_slots is None else min(max_slots, longest)
-        stream = Stream(self, first, frame, max_slots, keep_frames)
+        stream = Stream(self, model, first, frame, max_slots, keep_frames)
         stream.forget()
         self.buffers.seeds[first : first + needed] = seed
         streams = sorted([*self.streams, stream], key=lambda one: one.first)
@@ -252,13 +259,14 @@ class Stream:
     def __init__(
         self,
         batch: Batch,
+        model: CausalModel,
         first: int,
         frame: FrameFormat,
         max_slots: int,
         keep_frames: int | None,
     ) -> None:
-        self.batch, self.model, self.first = batch, batch.model, first
-        self.scales, self.max_slots = batch.model.scales, max_slots
+        self.batch, self.model, self.first = batch, model, first
+        self.scales, self.max_slots = model.scales, max_slots
         self.num_sequences = 1 + len(self.scales)
         self.end = first + self.num_sequences
         memory = batch.buffers
@@ -563,11 +571,10 @@ class Stream:
         Raises:
             ValueError: a token could not be sampled; checked once per frame, as it waits for a GPU.
         """
-        grid, end = self.frame.grid, self.num_used + self.frame.one.slots_per_frame
-        visual = self.tokens[0, self.slots_between(self.num_used, end)[self._visual]]
+        visual = self.frame_under_way()
         undrawn = visual == UNDRAWN
         if undrawn.any():
-            row, column = divmod(int(undrawn.int().argmax()), grid.width)
+            row, column = divmod(int(undrawn.int().argmax()), self.frame.grid.width)
             keys = enumerate(getattr(self.batch.buffers.cache, "keys", ()))
             broken = next((layer for layer, of in keys if not of.isfinite().all()), None)
             raise ValueError(
@@ -575,12 +582,18 @@ class Stream:
                 f" (seen after step {self.num_steps}): the model produced NaN or infinite logits"
                 + ("" if broken is None else f", first in layer {broken}")
             )
-        self.num_used = end
+        self.num_used += self.frame.one.slots_per_frame
         self.num_taken += 1
         self.num_generated += 1
         self.num_dropped_frames += self.num_held == self.window
         self.num_held = min(self.num_held + 1, self.window)
-        return visual.view(grid.height, grid.width)
+        return visual
+
+    def frame_under_way(self) -> Tensor:
+        """Return the frame behind the slots in use, (height, width), part of which may be stale."""
+        end = self.num_used + self.frame.one.slots_per_frame
+        visual = self.tokens[0, self.slots_between(self.num_used, end)[self._visual]]
+        return visual.view(self.frame.grid.height, self.frame.grid.width)
 
 
 @lru_cache(maxsize=64)

@@ -64,6 +64,13 @@ class Order(Protocol):
     def step_of(self, t: int, i: int, j: int) -> int: ...
 
 
+@lru_cache(maxsize=16)
+def steps_of_frame(order: Order) -> tuple[int, ...]:
+    """Return the step that writes each token of an order's first frame, in raster order."""
+    rows, columns = range(order.grid.height), range(order.grid.width)
+    return tuple(order.step_of(0, i, j) for i in rows for j in columns)
+
+
 @dataclass(frozen=True, init=False)
 class DiagonalSchedule:
     """The step of each token of a grid; lags out of bounds are a ValueError.
