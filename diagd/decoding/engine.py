@@ -417,10 +417,7 @@ class Stream:
         self.prefill(self.prompts_of(prompt, context_frames), context_frames, sections)
 
     def prefill(
-        self,
-        prompts: Sequence[Tensor],
-        context_frames: int = 1,
-        sections: Sequence[Section] = (),
+        self, prompts: Sequence[Tensor], context_frames: int = 1, sections: Sequence[Section] = ()
     ) -> None:
         """Restart from the result of `prompts_of`; steps then read it."""
         prompts = [prompt.to(self.held.device) for prompt in prompts]
