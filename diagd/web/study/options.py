@@ -15,24 +15,24 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class StudyOptions:
     """Show two videos side by side, ask which is better, and count wins, ties and losses."""
 
-    pairs: Path  # folder with a sub-folder of equally named clips for each system
+    pairs: Path  # folder with one folder per system, with clips of the same names
     compare: tuple[str, ...] = ()  # A:B, such as k=1:raster; a win is a vote for A
     questions: tuple[Literal["quality", "consistency", "controllability"], ...] = ()
     """default: all; controllability only if every clip has actions (jsonl)"""
     answers: OutputFile | None = None  # SQLite file; default: study.db in the folder of pairs
-    results: bool = False  # print what the answers say, and ask nobody
-    chart: OutputFile | None = None  # with --results: draw the paper's stacked bars as this png
+    results: bool = False  # print the results, without a server
+    chart: OutputFile | None = None  # with --results: plot the paper's stacked bars as PNG
     host: str = "127.0.0.1"  # address to listen on
-    names: tuple[str, ...] = ()  # host names of this machine, for raters elsewhere
-    port: int = 8766  # 0 takes a free one
-    make: int = 0  # dream so many pairs into the folder first, and ask nobody
+    names: tuple[str, ...] = ()  # host names of this machine, for raters on other machines
+    port: int = 8766  # 0: any free port
+    make: int = 0  # number of pairs to generate into the folder, without a server
     # with --make: strategies, such as k=2, k=1@MODEL, exact
     strategy: tuple[str, ...] = ("raster", "k=1")
     clips: Path | None = None  # with --make: mp4 + jsonl to continue; default: the model's prompt
-    model: str = "doom"  # with --make: the bundled model, or a checkpoint folder
-    frames: int = 24  # with --make: frames to dream
-    context_frames: int = 4  # with --make: frames of the prompt that are seen and shown
-    seed: int = 0  # of the dreams, and of the order and sides that each rater gets
+    model: str = "doom"  # with --make: bundled model or checkpoint folder
+    frames: int = 24  # with --make: frames to generate
+    context_frames: int = 4  # with --make: frames of the prompt, seen by the model and shown
+    seed: int = 0  # of generation, and of each rater's order and sides
 
     def __post_init__(self) -> None:
         check_at_least(self, make=0, frames=1, context_frames=1)
@@ -48,7 +48,7 @@ class StudyOptions:
             raise ValueError(f"chart must end in .png, got {self.chart}")
         if self.host not in LOOPBACK and not self.names:
             raise ValueError(
-                f"host {self.host} lets others in: say under which --names they reach this machine"
+                f"host {self.host} accepts other machines: give the host names they use as --names"
             )
 
     def parsed_systems(self) -> list[tuple[str, str, Strategy]]:

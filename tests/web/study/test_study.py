@@ -206,7 +206,7 @@ def test_the_chart_shows_the_shares_in_the_colours_of_the_outcomes(command, answ
         (("--chart", "a.png"), r"a chart needs --results"),
         (("--results", "--chart", "a.svg"), r"chart must end in \.png, got a\.svg"),
         (("--make", "-1"), r"make must be at least 0, got -1"),
-        (("--host", "0.0.0.0"), r"host 0\.0\.0\.0 lets others in: say under which --names"),
+        (("--host", "0.0.0.0"), r"host 0\.0\.0\.0 accepts other machines: give the host names"),
         (("--questions", "beauty"), r"beauty"),
     ],
 )
