@@ -156,6 +156,7 @@ class DecodingEngine:
         strategy: Strategy | DiagonalSchedule | str,
         actions: Tensor | None = None,
         num_frames: int | None = None,
+        on_step: Callable[[int], object] | None = None,
     ) -> Generator[Tensor, None, None]:
         """Generate frames, each yielded as soon as its last token is final in all batch rows.
 
@@ -169,6 +170,7 @@ class DecodingEngine:
             actions: (B, T, num_action_tokens) int64; actions[:, t] stands before frame t. None
                 where there are none.
             num_frames: frames to generate; default as many as the schedule or the actions have.
+            on_step: called after each step with `batch.num_steps`.
 
         Returns:
             A generator of (B, height, width) int64.
@@ -195,7 +197,7 @@ class DecodingEngine:
         actions = actions.to(self.batch.buffers.tokens.device)
         for one, of_row in zip(self.streams, actions, strict=True):
             one.begin(_steps(one, strategy, of_row))
-        frames = _frames(self.batch, self.streams, num_frames)
+        frames = _frames(self.batch, self.streams, num_frames, on_step)
         self._under_way = weakref.ref(frames)
         return frames
 
@@ -225,11 +227,15 @@ def begin_frames(stream: Stream, strategy: Strategy, actions: Tensor) -> None:
     stream.begin(_steps(stream, strategy, actions.to(stream.held.device)))
 
 
-def _frames(batch: Batch, streams: list[Stream], count: int) -> Generator[Tensor, None, None]:
+def _frames(
+    batch: Batch, streams: list[Stream], count: int, on_step: Callable[[int], object] | None
+) -> Generator[Tensor, None, None]:
     try:
         for _ in range(count):
             while not min([stream.num_whole - stream.num_taken for stream in streams]):
                 batch.step()
+                if on_step is not None:
+                    on_step(batch.num_steps)
             yield torch.stack([stream.take_frame() for stream in streams])
     finally:
         for stream in streams:
@@ -329,6 +335,7 @@ def generate_tokens(
     *,
     frame: FrameFormat | None = None,
     on_frame: Callable[[int], object] | None = None,
+    on_step: Callable[[int], object] | None = None,
     **engine: Any,
 ) -> GeneratedTokens:
     """Continue a prompt by so many frames (arXiv:2503.14070, section 3.2).
@@ -353,6 +360,7 @@ def generate_tokens(
             what of it is read again when it is full; rule, who may see whom (see
             `diagd.decoding.visibility`).
         on_frame: called after each frame with how many there are.
+        on_step: called after each step with how many there were; one that raises ends it all.
 
     Raises:
         ValueError: arguments that do not fit the model, the schedule or each other.
@@ -385,7 +393,7 @@ def generate_tokens(
     decoder.prefill(prompt, context_frames)
     prefilled = synchronized_time(model.device)
     frames = list[Tensor]()
-    for written in decoder.decode(strategy, actions, grid.num_frames):
+    for written in decoder.decode(strategy, actions, grid.num_frames, on_step):
         frames.append(written)
         if on_frame is not None:
             on_frame(len(frames))

@@ -210,6 +210,7 @@ class VideoGenerator:
         text: str | list[str] | Tensor | None = None,
         guidance: float | None = None,
         on_frame: Callable[[int], object] | None = None,
+        on_step: Callable[[int], object] | None = None,
     ) -> GeneratedVideo | list[GeneratedVideo]:
         """Go on from a clip, or from each clip of a batch, all of which are decoded at once.
 
@@ -237,6 +238,7 @@ class VideoGenerator:
             guidance: how closely images keep to their class or text, 1 being the model as it is;
                 by default what its makers use.
             on_frame: called with how many frames have been decoded, whenever there are more.
+            on_step: called after each step of the model with how many there were.
 
         Returns:
             A video; for a batch a list of videos, each as it would be alone.
@@ -283,6 +285,7 @@ class VideoGenerator:
             max_slots=max_slots,
             keep_frames=keep_frames,
             frame=self.config.frame,
+            on_step=on_step,
             on_frame=on_frame and (lambda grids: on_frame(grids * num_frames // num_grids)),
         )
         videos = []
