@@ -1,4 +1,4 @@
-"""Checks of options, which raise ValueError."""
+"""Checks of options; each raises ValueError."""
 
 import operator
 import re
@@ -7,21 +7,21 @@ from typing import Any, SupportsIndex
 
 
 def check_at_least(options: Any, **bounds: int) -> None:
-    """Refuse a number, or one of several, below its bound, NaN, or whole and beyond 64 bits."""
+    """Reject numbers (or any of several) below their bound, NaN, and integers beyond 64 bits."""
     for name, bound in bounds.items():
         value = getattr(options, name)
         values = value if isinstance(value, tuple) else (value,)
         if any(one is not None and not one >= bound for one in values):
             raise ValueError(f"{name} must be at least {bound}, got {value}")
         if any(isinstance(one, int) and one >= 2**63 for one in values):
-            raise ValueError(f"{name} must fit 64 bits, got {value}")
+            raise ValueError(f"{name} must fit in 64 bits, got {value}")
 
 
-MAX_MESSAGE = 600  # characters of a message
+MAX_MESSAGE = 600  # characters
 
 
 def shorten(message: str) -> str:
-    """Leave out the middle of a message that repeats a huge value it was given."""
+    """Shorten the middle of a message that quotes a huge value."""
     if (left_out := len(message) - MAX_MESSAGE) <= 0:
         return message
     head = MAX_MESSAGE * 2 // 3
@@ -29,9 +29,9 @@ def shorten(message: str) -> str:
 
 
 def brief(value: object, length: int = 60, depth: int = 3) -> str:
-    """Format a value as `repr` does, and the beginning of one that is long or nested deeply.
+    """Format a value like `repr`, truncated if it is long or deeply nested.
 
-    Nothing is looked at that is not shown, such as lists that a file's aliases multiply.
+    Parts that are not shown are never visited: aliases in a file can multiply lists.
     """
     if isinstance(value, str | bytes | bytearray):
         text = repr(value[: length + 1])
@@ -68,7 +68,7 @@ def parse_size(text: str | None, unit: int, least: int) -> tuple[int, int] | Non
 
 
 def check_values(options: Any, *rules: tuple[str, bool, str]) -> None:
-    """Refuse a value by the first rule (name, whether its value is valid, what it must be)."""
+    """Raise ValueError for the first broken rule (name, whether it holds, what it requires)."""
     for name, is_valid, expected in rules:
         if not is_valid:
             raise ValueError(f"{name} must be {expected}, got {brief(getattr(options, name))}")

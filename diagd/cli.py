@@ -1,8 +1,8 @@
 """The command line: a table of commands; parse flags into options, run, report errors.
 
-A command is a function of a dataclass of options, whose docstring and comments are its help; its
-examples stand in the function's module. Only the command chosen is imported, and its options, whose
-modules import nothing that computes (no PyTorch), before it.
+A command is a function that takes a dataclass of options; the docstring and comments of that class
+are its help, and its examples are in the docstring of the function's module. Only the chosen
+command is imported, after its options, whose modules do not import PyTorch.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ class Command(NamedTuple):
     """A row of the table."""
 
     summary: str
-    # `module:function`, inside of diagd, that takes its options and returns a JSON document; they
+    # `module:function` inside diagd, which takes options and returns a JSON document; the options
     # are a dataclass of the module `options` beside it, such as `GenerateOptions`
     run: str
-    # modules of an extra that it cannot start without; what only one flag needs, it reports itself
+    # modules of an extra that the command always needs; it checks the needs of single flags itself
     needs: tuple[str, ...] = ()
-    owns_out: bool = False  # no other process may write to its folder `--out` meanwhile
+    owns_out: bool = False  # locks its folder `--out` against other processes
 
 
 TRAIN = ("accelerate", "matplotlib")
@@ -46,23 +46,23 @@ tokens. A world model is bundled, so these commands work at once:
 `record`, `tokenize` and `train` make a world of your own game; `tune` finds the
 fastest strategy for a model. All commands: diagd --help"""
 COMMANDS = {
-    "generate": Command("dream a video from a prompt (no flags needed)", "pipeline.generate:main"),
-    "plan": Command("steps and lanes of a schedule", "pipeline.plan:main"),
+    "generate": Command("generate video from a prompt (no flags needed)", "pipeline.generate:main"),
+    "plan": Command("count the steps and lanes of a schedule", "pipeline.plan:main"),
     "play": Command(
         "walk through a generated world in the browser",
         "web.play.server:play",
         needs=("fastapi", "uvicorn", "websockets"),
     ),
     "export-web": Command(
-        "put a world on a web page that plays without a server",
+        "export a world to a web page that needs no server",
         "web.play.export:export",
         needs=("fastapi",),
         owns_out=True,
     ),
     "bench": Command("time raster and diagonal decoding side by side", "benchmark.bench:main"),
-    "convert": Command("turn a released checkpoint into our folder", "pipeline.convert:main"),
+    "convert": Command("convert a released checkpoint to our format", "pipeline.convert:main"),
     "attention": Command(
-        "where the model looks when it writes",
+        "measure where a model attends",
         "evaluation.attention:report_attention",
         needs=("matplotlib",),
     ),
@@ -81,37 +81,35 @@ COMMANDS = {
         "data.recorders.recording:record",
         owns_out=True,
     ),
-    "check": Command("look through recorded clips before training on them", "training.check:main"),
+    "check": Command("validate recorded clips before training", "training.check:main"),
     "tokenize": Command(
-        "turn recorded clips into all that training needs",
+        "tokenize recorded clips for training",
         "training.corpus:tokenize",
         owns_out=True,
     ),
     "train": Command(
-        "train a world to play, sized to the time there is",
+        "train a playable world model within a time budget",
         "training.train:pretrain",
         needs=TRAIN,
         owns_out=True,
     ),
     "finetune": Command(
-        "train a model under the visibility of a diagonal schedule",
+        "finetune a model for diagonal decoding",
         "training.train:finetune",
         needs=TRAIN,
         owns_out=True,
     ),
     "tune": Command(
-        "find the fastest strategy that a model can afford",
+        "find the fastest strategy that keeps a model's quality",
         "training.tuning:main",
         needs=("matplotlib",),
     ),
     "study": Command(
-        "ask people which of two videos is better, blind",
+        "run a blind study: which of two videos is better?",
         "web.study.server:main",
         needs=("fastapi", "uvicorn"),
     ),
-    "doctor": Command(
-        "what this machine is, what will run on it, and how fast", "benchmark.doctor:main"
-    ),
+    "doctor": Command("report this machine's hardware, kernels and speed", "benchmark.doctor:main"),
 }
 
 
@@ -119,7 +117,7 @@ def main() -> None:
     """Run `diagd COMMAND [flags]`."""
     name, *flags = sys.argv[1:] or [""]
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # letters that its encoding has not become escapes
+        if isinstance(stream, io.TextIOWrapper):  # characters outside its encoding become escapes
             stream.reconfigure(errors="backslashreplace")
     if "--json" in flags:
         sys.excepthook = _unexpected
@@ -136,27 +134,26 @@ def main() -> None:
         else:
             _run(name, flags)
         print(end="", flush=True)
-    except BrokenPipeError:  # who reads our output, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
     except (ValueError, OSError) as error:
         _fail(str(error))
     except RuntimeError as error:
         said = str(error).split(". Including")[0].split(". Of the")[0].rstrip(".")
-        # torch's, which need not be imported
+        # torch's own error class, without importing torch
         if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in said:
             raise
         said = said.rpartition("err == 0. ")[2]
         _fail(
-            f"{said}: fewer frames or a smaller batch take less; where there is --dtype, so do "
-            "bfloat16 and int8"
+            f"{said}: use fewer frames, a smaller batch, or --dtype bfloat16 or int8 if available"
         )
     except KeyboardInterrupt:
         sys.exit(130)
 
 
 def _run(name: str, flags: list[str]) -> None:
-    """Run a command; with `--json` print its result, and all else goes to stderr."""
+    """Run a command; with `--json` print its result, and everything else on stderr."""
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean {near[0]}?" if near else f"expected one of: {', '.join(COMMANDS)}"
@@ -166,13 +163,13 @@ def _run(name: str, flags: list[str]) -> None:
         is_gym = any(flag.split("=")[0] == "--gym" for flag in flags)
         needs = ("gymnasium",) if is_gym else ("vizdoom",)
     require(f"diagd {name}", *needs)
-    parsing = importlib.import_module("diagd.flags")  # slow, and `diagd --help` is instant
+    parsing = importlib.import_module("diagd.flags")  # slow; keep `diagd --help` instant
     with contextlib.ExitStack() as held:
         if "--json" in flags:
             held.enter_context(_stdout_to_stderr())
         options, shared = parsing.parse(options_of(name), name, flags, _examples(name))
         check_at_least(shared, threads=1)
-        if shared.threads:  # for libraries yet to be imported, and torch if it is
+        if shared.threads:  # for libraries imported later, and torch if it is imported
             for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
                 os.environ[variable] = str(shared.threads)
             if "torch" in sys.modules:
@@ -181,16 +178,16 @@ def _run(name: str, flags: list[str]) -> None:
         if COMMANDS[name].owns_out:
             held.enter_context(importlib.import_module("diagd.system").only_writer(options.out))
         result = run(options)
-    if shared.json and os.environ.get("RANK", "0") == "0":  # of processes of one launch, one
-        # JSON knows no NaN, which Python writes nonetheless
+    if shared.json and os.environ.get("RANK", "0") == "0":  # only the first process of a launch
+        # JSON has no NaN, which Python would write
         strict = json.loads(json.dumps(result), parse_constant=lambda _: None)
         print(json.dumps(strict))
-    if result.get("failed"):  # a part of the work; 2 says that nothing could be done
+    if result.get("failed"):  # part of the work failed; exit code 2 means that nothing was done
         sys.exit(1)
 
 
 def options_of(name: str) -> type:
-    """Import the dataclass of a command's options, and nothing that computes."""
+    """Import the dataclass of a command's options, without PyTorch."""
     package = COMMANDS[name].run.rpartition(".")[0]
     options = importlib.import_module(f"diagd.{package}.options")
     return getattr(options, f"{name.title().replace('-', '')}Options")
@@ -206,7 +203,7 @@ def _place_of(name: str) -> list[str]:
 
 
 def _examples(name: str) -> list[str]:
-    """Read the examples of a command in the docstring of its module, which is not imported."""
+    """Read a command's examples from its module's docstring, without importing the module."""
     path = Path(__file__).parent.joinpath(*_place_of(name)[0].split(".")).with_suffix(".py")
     doc = path.read_text(encoding="utf-8").split('"""')[1]
     return re.findall(rf"^ *(diagd {name}\b.*)", doc, re.MULTILINE)
@@ -236,8 +233,8 @@ usage: diagd COMMAND [flags]      diagd COMMAND --help      diagd --version
 
 {table}
 
-Every command takes --json (stdout is one JSON document, {{"error": ...}} of an
-error) and --threads N.
+Every command accepts --json (print one JSON document on stdout, {{"error": ...}}
+on failure) and --threads N.
 diagd --completion bash (or zsh) prints a script that completes flags with Tab."""
 
 
@@ -252,7 +249,7 @@ def _fail(message: str) -> NoReturn:
 def _unexpected(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
-    """Report a defect of ours: its traceback on stderr, on stdout one JSON document even then."""
+    """Report a bug in diagd: traceback on stderr, and still one JSON document on stdout."""
     sys.__excepthook__(kind, error, traceback)
     print(json.dumps({"error": _line_of(f"{kind.__name__}: {error}")}), flush=True)
 

@@ -149,7 +149,7 @@ class Session:
             action: by its name or its number in `actions`.
         """
         if not self.header:
-            raise ValueError("reset comes before step")
+            raise ValueError("reset must be called before step")
         if not isinstance(action, str) and 0 <= whole(action, "action") < len(self.actions):
             action = self.actions[action]
         if action not in self.actions and not (self._combines and isinstance(action, str)):

@@ -1,7 +1,7 @@
 """Terminal output: tables that fit, and progress that can be read in a log as well.
 
-A pipe or a file has no width, unless COLUMNS is set: lines are not folded there, and tables take 80
-columns. A bar moves on a terminal; elsewhere a line now and then tells the progress.
+A pipe or a file has no width unless COLUMNS is set: lines are not folded there, and tables are 80
+columns wide. Terminals show a progress bar; other outputs get a progress line now and then.
 """
 
 import os
@@ -19,17 +19,17 @@ from rich.text import Text
 Item = TypeVar("Item")
 
 FIRST_LINE_S = 10.0  # until the first line of progress in a log
-NEXT_LINE_S = 30.0  # from line to line after it
-UNFOLDED = 10_000  # columns of what has no width
-TABLE_WIDTH = 80  # of tables there
-MAX_MARKS = 256  # kept of a job's progress
+NEXT_LINE_S = 30.0  # between later lines
+UNFOLDED = 10_000  # columns of an output without width
+TABLE_WIDTH = 80  # columns of tables there
+MAX_MARKS = 256  # progress marks kept per job
 
 
 def make_console(shown: bool = True) -> Console:
     """Return a console for the current stdout; pass False in all but one of several processes."""
     console = Console(highlight=False, markup=False, quiet=not shown)
     has_width = console.is_terminal or console.is_jupyter or "COLUMNS" in os.environ
-    if not (has_width and console.width):  # COLUMNS=0 is none
+    if not (has_width and console.width):  # COLUMNS=0 means no width
         console.width = UNFOLDED
     return console
 
@@ -41,7 +41,7 @@ def print_table(
     rows: Iterable[Sequence[str]],
     num_labels: int = 1,
 ) -> None:
-    """Print a table, in several blocks if need be; the first `num_labels` columns are in each."""
+    """Print a table, split into blocks if too wide; each repeats the first `num_labels` columns."""
     columns = []
     for place, column in enumerate(zip(header, *rows, strict=True)):
         width = max(map(cell_len, column))
@@ -63,13 +63,13 @@ def print_table(
 def print_records(
     console: Console, title: str, columns: Mapping[str, str], records: Sequence[dict[str, Any]]
 ) -> None:
-    """Print a table of records, made of a heading and a format for each column."""
+    """Print a table of records, given a heading and a format for each column."""
     rows = [[cell(form, record) for form in columns.values()] for record in records]
     print_table(console, title, [heading.strip() for heading in columns], rows)
 
 
 def cell(form: str, record: dict[str, Any]) -> str:
-    """Format a part of a record, or a dash where there is none."""
+    """Format one cell of a record, or a dash if it has no value."""
     try:
         return form.format(**record)
     except (KeyError, TypeError):
@@ -81,11 +81,11 @@ def _width(columns: list[list[str]]) -> int:
 
 
 class Job:
-    """Work under way: `done` and `total` count items, or are a share and 1.0."""
+    """A job in progress: `done` and `total` count items, or are a share and 1.0."""
 
     def __init__(self, what: str, total: float, done: float, show: Callable[["Job"], None]) -> None:
         self.what, self.total, self.done = what, total, done
-        self._marks, self._show = [(time.monotonic(), done)], show  # of the way so far
+        self._marks, self._show = [(time.monotonic(), done)], show  # times and counts so far
 
     def advance(self, count: int = 1) -> None:
         self.reach(self.done + count)
@@ -103,7 +103,7 @@ class Job:
 
     @property
     def pace(self) -> str:
-        """Items done, how many a second, and the time left (at the end, the time taken)."""
+        """Items done, items per second, and the time left (at the end, the time taken)."""
         (started, first), now = self._marks[0], time.monotonic()
         seconds, done = now - started, self.done - first
         counts = not isinstance(self.total, float)
@@ -115,7 +115,7 @@ class Job:
             text += f", {rate:.3g}/s" if rate >= 1 else f", {1 / rate:.3g} s each"
         if self.done >= self.total:
             return f"{text}, took {duration(seconds)}"
-        # by the slower of two paces: of all so far, and of the latest half
+        # at the slower of two rates: overall, and over the latest half
         middle, before = self._marks[(len(self._marks) - 1) // 2]
         each = max(seconds / done, (now - middle) / max(self.done - before, 1e-9))
         return f"{text}, about {duration((self.total - self.done) * each)} left"
@@ -132,7 +132,7 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def progress(what: str, total: float, done: float = 0, shown: bool = True) -> Iterator[Job]:
-    """Show the progress of a long job, of which an earlier run may have `done` a part."""
+    """Show the progress of a long job; `done` counts what an earlier run completed."""
     console = make_console()
     if shown and console.is_terminal:
         columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[pace]}")
@@ -164,7 +164,7 @@ def progress(what: str, total: float, done: float = 0, shown: bool = True) -> It
 def track(
     items: Iterable[Item], what: str, total: int | None = None, done: int = 0
 ) -> Iterator[Item]:
-    """Yield items and show progress; `total` counts items that have no length, and those `done`."""
+    """Yield items and show progress; `total` if items have no length, `done` as in `progress`."""
     count = len(items) if isinstance(items, Sequence) else total
     assert count is not None
     with progress(what, count, done) as job:
@@ -175,7 +175,7 @@ def track(
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Show that work is under way of which no part can be counted."""
+    """Show that a job without countable progress is running."""
     if (console := make_console()).is_terminal:
         with console.status(what):
             yield

@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Iterable
 
-EXTRAS = {  # as in pyproject.toml, by the names of the modules
+EXTRAS = {  # module names, as in pyproject.toml
     "doom": ("vizdoom",),
     "gym": ("gymnasium",),
     "web": ("fastapi", "uvicorn", "websockets"),
@@ -20,7 +20,7 @@ def missing_modules(names: Iterable[str]) -> list[str]:
 
 
 def require(purpose: str, *modules: str) -> None:
-    """Raise ValueError, with the command to install them, unless modules of an extra are there."""
+    """Raise ValueError, with the install command, unless the modules of an extra are installed."""
     if missing := missing_modules(modules):
         extra = next(name for name, brought in EXTRAS.items() if set(missing) <= set(brought))
         raise ValueError(

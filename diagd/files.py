@@ -1,8 +1,8 @@
-"""Files that are whole or not there: a run killed in the middle of writing leaves the old file.
+"""Atomic file writes: a run killed while writing leaves the old file.
 
-Data goes to a hidden name beside the target (`.NAME.1a2b3c4d.partial`, another one for every
-writer) until one rename puts it in place. Logs of JSON lines grow in place instead; readers skip a
-last line that is torn. Errors of a full or read-only disk name the file wanted.
+Data goes to a hidden file beside the target (`.NAME.1a2b3c4d.partial`, different for each writer)
+until it is renamed into place. Logs of JSON lines grow in place instead; readers skip a truncated
+last line. Errors of a full or read-only disk name the target file.
 """
 
 import codecs
@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, AnyStr
 
-# Raised where settings, tensors or their shapes are others than a program takes for granted
+# Raised by code that meets unexpected settings, tensors or shapes
 MISFITS = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError),
     ValueError,
@@ -29,7 +29,7 @@ FRAME_SUFFIXES = (".mp4", ".gif", ".webp", ".png")
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a path to write to, in a folder that is made, which becomes `path` unless it fails."""
+    """Yield a temporary path, renamed to `path` on success; creates the folder."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -38,13 +38,13 @@ def replacing(path: str | Path) -> Iterator[Path]:
             yield temporary
             os.replace(temporary, path)
     finally:
-        with suppress(OSError):  # moved; or the disk is read-only, and an error said so
+        with suppress(OSError):  # already renamed; or the disk is read-only, which was reported
             temporary.unlink()
 
 
 @contextmanager
 def _errors_naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Name the file wanted in errors of the system that name none, or the temporary one."""
+    """Name the target in errors of the system that name no file, or the temporary one."""
     try:
         yield
     except OSError as error:
@@ -57,22 +57,22 @@ def _errors_naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
 def naming(
     where: object, kinds: type[Exception] | tuple[type[Exception], ...] = ValueError
 ) -> Iterator[None]:
-    """Make a ValueError of errors of some kinds: one line, which begins with what it is about.
+    """Convert errors of the given kinds to a one-line ValueError that begins with `where`.
 
-    Where that is a file or folder that the error begins with, or a file in it, the error stays.
+    A message that already begins with that file or folder, or with a file in it, is kept.
     """
     try:
         yield
     except kinds as error:
-        reason = f"no {error} in it" if isinstance(error, KeyError) else str(error).strip()
-        line = (reason or type(error).__name__).partition("\n")[0][:800]  # it may repeat a file
+        reason = f"missing key {error}" if isinstance(error, KeyError) else str(error).strip()
+        line = (reason or type(error).__name__).partition("\n")[0][:800]  # may quote a file
         is_named = re.match(re.escape(str(where).partition(": ")[0]) + r"[:/\\]", line)
         raise ValueError(line if is_named else f"{where}: {line}") from None
 
 
 @contextmanager
 def utf8_path(path: Path) -> Iterator[Path]:
-    """Yield a path, or for libraries that know no names but in UTF-8 a link to it."""
+    """Yield a path, or a link to it for libraries that only open UTF-8 names."""
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError:
@@ -85,28 +85,28 @@ def utf8_path(path: Path) -> Iterator[Path]:
 
 
 def encoded(text: str) -> bytes:
-    """Encode a text that may hold names of files: what UTF-8 has not becomes an escape."""
+    """Encode a text that may contain file names: invalid characters become escapes."""
     return text.encode(errors="backslashreplace")
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
-    """Write a file, whole or not at all."""
+    """Write a file atomically."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file in UTF-8, whole or not at all."""
+    """Write a text file in UTF-8 atomically."""
     write_bytes(path, encoded(text))
 
 
 def write_json(path: str | Path, value: object, indent: int | None = None) -> None:
-    """Write a JSON document, whole or not at all; paths inside become strings."""
+    """Write a JSON document atomically; paths inside become strings."""
     write_text(path, json.dumps(value, indent=indent, default=os.fspath) + "\n")
 
 
 def save_figure(figure: Any, path: Path, dpi: int = 120) -> None:
-    """Write a figure of matplotlib as PNG, whole or not at all."""
+    """Write a figure of matplotlib as PNG, atomically."""
     for text in figure.findobj(lambda part: hasattr(part, "set_text")):
         text.set_text(encoded(text.get_text()).decode())
     with replacing(path) as temporary:
@@ -114,7 +114,7 @@ def save_figure(figure: Any, path: Path, dpi: int = 120) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a log and wait until it is on disk; after an error it is not there."""
+    """Append a line to a log and flush it to disk; an error leaves the log unchanged."""
     with _errors_naming(path), path.open("ab", buffering=0) as file:
         before = file.seek(0, os.SEEK_END)
         left = memoryview(f"{line}\n".encode())
@@ -128,14 +128,14 @@ def append_line(path: Path, line: str) -> None:
 
 
 def require_file(path: str | Path, kind: str = "file") -> Path:
-    """Return the path of a file, or raise FileNotFoundError where there is none."""
+    """Return the path of a file, or raise FileNotFoundError."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"{kind} not found: {path}")
     return Path(path)
 
 
 def require_folder(path: str | Path, kind: str = "folder") -> Path:
-    """Return the path of a folder, or raise FileNotFoundError where there is none."""
+    """Return the path of a folder, or raise FileNotFoundError."""
     if not Path(path).is_dir():
         raise FileNotFoundError(f"{kind} not found: {path}")
     return Path(path)
@@ -144,10 +144,10 @@ def require_folder(path: str | Path, kind: str = "folder") -> Path:
 def list_files(
     folder: Path, kind: str, suffixes: Collection[str], *, below: bool = False
 ) -> tuple[list[Path], list[Path]]:
-    """Return the files of some suffixes in a folder, and the others, both by name.
+    """Return the files of a folder with some suffixes, and its other files, both by name.
 
-    But for hidden ones; .json and .jsonl, which tell of clips, are no others. `below`: also those
-    of its folders.
+    Hidden files are skipped; .json and .jsonl, which describe clips, are not listed as others.
+    `below`: search subfolders as well.
     """
     inside = require_folder(folder, kind).glob("**/*" if below else "*")
     files = sorted(path for path in inside if path.is_file() and path.name[0] != ".")
@@ -156,7 +156,7 @@ def list_files(
     return found, [path for path in files if path.suffix.lower() not in told]
 
 
-@cache  # folders are listed again and again
+@cache  # folders are listed repeatedly
 def say_once(text: str) -> None:
     print(text, file=sys.stderr)
 
@@ -164,27 +164,27 @@ def say_once(text: str) -> None:
 def note_left_out(
     folder: Path, paths: Sequence[Path], say: Callable[[str], object] = say_once
 ) -> None:
-    """Name files of a folder that are not read, if there are any, on stderr."""
+    """Print the files of a folder that were skipped, if any, on stderr."""
     names = [str(path.relative_to(folder)) for path in paths]
     if len(names) > (shown := 20):
         names[shown:] = [f"{len(names) - shown} more"]
     if names:
-        say(f"note: {folder}: left out, as nothing that is read here: {', '.join(names)}")
+        say(f"note: {folder}: skipped files of other types: {', '.join(names)}")
 
 
 def read_text(path: str | Path, kind: str = "file") -> str:
-    """Read a text file in UTF-8, with or without a byte order mark: FileNotFoundError, ValueError.
+    """Read a UTF-8 text file, with or without byte order mark; FileNotFoundError or ValueError.
 
-    Its lines end with `\\n` or `\\r\\n`, whatever else `str.splitlines` takes for an end.
+    Lines end with `\\n` or `\\r\\n`, not at the other places where `str.splitlines` splits.
     """
     data = require_file(path, kind).read_bytes()
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
-    if "\0" in text:  # as in UTF-16 of Latin letters, which can be decoded
+    if "\0" in text:  # as in UTF-16, whose Latin letters are valid UTF-8
         is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        raise ValueError(f"{path} is no text file in UTF-8{' but in UTF-16' * is_wide}")
+        raise ValueError(f"{path}: expected a text file in UTF-8{', got UTF-16' * is_wide}")
     return text.replace("\r\n", "\n")
 
 
@@ -194,7 +194,7 @@ def read_lines(path: str | Path, kind: str) -> list[str]:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file of one JSON object a line, but for a last line that a killed run left torn."""
+    """Read a file of one JSON object per line; skip a last line truncated by a killed run."""
     lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")[:-1]
     records = []
     for number, line in enumerate(_without_blank_end(lines), start=1):
@@ -212,7 +212,7 @@ def _without_blank_end(lines: list[AnyStr]) -> list[AnyStr]:
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON object, or raise FileNotFoundError or ValueError."""
     text = read_text(path)
-    # also: too long a number, nested too deeply
+    # also for numbers too long, or nesting too deep
     with naming(f"{path}: not valid JSON", (ValueError, RecursionError)):
         value = json.loads(text)
     if not isinstance(value, dict):
@@ -224,7 +224,7 @@ def parse_object(line: str | bytes) -> dict[str, Any]:
     """Parse a JSON object, or raise ValueError."""
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError):  # also: too long a number, nested too deeply
+    except (ValueError, RecursionError):  # also for numbers too long, or nesting too deep
         record = None
     if not isinstance(record, dict):
         shown = line if isinstance(line, str) else line.decode(errors="replace")
@@ -233,7 +233,7 @@ def parse_object(line: str | bytes) -> dict[str, Any]:
 
 
 def rewind_log(path: Path, step: int) -> None:
-    """Cut a log, if there is one, back to the step from which a killed run resumes."""
+    """Truncate a log, if it exists, to the step from which a killed run resumes."""
     if path.is_file():
         with naming(path, KeyError):
             kept = [line for line in read_json_lines(path) if line["step"] <= step]
@@ -241,7 +241,7 @@ def rewind_log(path: Path, step: int) -> None:
 
 
 def copy_whole(source: Path, goal: Path, without: Collection[str] = ()) -> None:
-    """Copy a file or folder, if there is one, each file whole, to where others may be."""
+    """Copy a file or folder, if it exists, each file atomically, into a place that may exist."""
     if source.is_file():
         with replacing(goal) as temporary:
             shutil.copyfile(source, temporary)

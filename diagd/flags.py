@@ -1,4 +1,4 @@
-"""Turn flags into dataclasses of options with tyro, and what it refuses into one line."""
+"""Turn flags into dataclasses of options with tyro, and its errors into one line."""
 
 import contextlib
 import copy
@@ -23,7 +23,7 @@ FrameLag = Annotated[int | None, tyro.conf.arg(aliases=["-d"])]
 
 
 def output_file(path: Path) -> Path:
-    """Return a path, or raise OSError, which tyro does not box, if it cannot be a file's."""
+    """Return a path, or raise OSError (which tyro does not box) if it cannot be a file."""
     if path.is_dir():
         raise OSError(f"{path} is a folder, expected a file name")
     _check_writable(path)
@@ -33,7 +33,7 @@ def output_file(path: Path) -> Path:
 
 
 def output_folder(path: Path) -> Path:
-    """Return a path, or raise OSError if it cannot be a folder's."""
+    """Return a path, or raise OSError if it cannot be a folder."""
     _check_writable(path)
     if path.is_file():
         raise OSError(f"{path} is a file, expected a folder")
@@ -54,7 +54,7 @@ def _check_writable(path: Path) -> None:
 
 
 def _device(name: str) -> str:
-    """Return the name of a device, which may be missing here: only PyTorch knows that."""
+    """Return the name of a device; whether the machine has it, PyTorch checks later."""
     if not re.fullmatch(r"(cpu|cuda)(:\d+)?", name):
         raise ValueError(f"device must look like cpu, cuda or cuda:0, got {name!r}")
     return name
@@ -72,14 +72,14 @@ def _one_word(
     )
 
 
-# Where a command writes: refused at once, with the flag's name, if that is impossible.
+# Output paths: rejected at once, with the flag's name, if they cannot be written.
 OutputFolder = Annotated[Path, _one_word("PATH", lambda word: output_folder(Path(word)), Path)]
 OutputFile = Annotated[Path, _one_word("PATH", lambda word: output_file(Path(word)), Path)]
 Device = Annotated[str, _one_word("STR", _device, str)]
 
 Options = TypeVar("Options")
 SHELLS = ("bash", "zsh")
-_CONFIG = (tyro.conf.DisallowNone,)  # None stands for a flag that was not given
+_CONFIG = (tyro.conf.DisallowNone,)  # None means that a flag was not given
 _REPHRASED = {  # pattern of tyro's words -> ours
     r"^Error parsing ": "",
     r"(?<=^Missing) from [^:]*": "",
@@ -92,8 +92,8 @@ _REPHRASED = {  # pattern of tyro's words -> ours
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    json: tyro.conf.FlagCreatePairsOff[bool] = False  # stdout is one JSON document, nothing else
-    threads: int | None = None  # CPU threads that compute; default: as many as there are free cores
+    json: tyro.conf.FlagCreatePairsOff[bool] = False  # print only one JSON document on stdout
+    threads: int | None = None  # number of CPU threads; default: the number of free cores
 
 
 def parse(
@@ -101,7 +101,7 @@ def parse(
 ) -> tuple[Options, Shared]:
     """Turn flags into a command's options and the shared ones, or raise ValueError.
 
-    `--help` prints them and examples, and ends.
+    `--help` prints the flags and examples, and exits.
     """
     record = _with_shared(options)
     _refuse_unknown(flags, get_type_hints(record, include_extras=True), name)
@@ -120,7 +120,7 @@ def parse(
     except SystemExit as stop:
         if not stop.code:
             raise
-        # without its title, its box, which an output that is no UTF-8 lacks, and all behind a rule
+        # drop its title, its box (absent unless the output is UTF-8), and everything below a rule
         said = complaint.getvalue()
         lines = said.splitlines()[1 if said.startswith("╭") else 2 :]
         text = re.split("───|-{20}", " ".join(line.strip("│╰ ") for line in lines))[0]
@@ -141,7 +141,7 @@ def print_completion(commands: Mapping[str, type], shell: str = "") -> None:
         for name, options in commands.items()
     )
     anyone: Any = Union[tuple(records)]  # noqa: UP007
-    with contextlib.suppress(SystemExit):  # with which tyro ends
+    with contextlib.suppress(SystemExit):  # tyro exits
         tyro.cli(anyone, prog="diagd", args=["--tyro-print-completion", shell], config=_CONFIG)
 
 
@@ -173,7 +173,7 @@ def _fields(record: type) -> dict[str, dataclasses.Field[Any]]:
 
 @functools.cache
 def _with_shared(options: type) -> type:
-    """Add the shared flags to the options, check nothing, and show no default where none is."""
+    """Add the shared flags to the options, skip their checks, and hide empty defaults."""
     fields = _fields(Shared) | _fields(options)  # a command's own flag replaces a shared one
     hints = get_type_hints(Shared, include_extras=True)
     hints |= get_type_hints(options, include_extras=True)
@@ -191,7 +191,7 @@ def _with_shared(options: type) -> type:
         },
         frozen=True,
     )
-    # the help lists flags in this order, which is not that of inheritance
+    # the help lists flags in this order, not in that of inheritance
     order = dict.fromkeys([*_fields(options), *fields])
     record.__dataclass_fields__ = {name: record.__dataclass_fields__[name] for name in order}
     return record

@@ -42,25 +42,24 @@ _IMPORTED_BY = os.getpid()
 class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
     """Several episodes in one world, generated side by side as one batch of the engine.
 
-    Each shows what a `GymEnv` with its seed would. They begin together and end together, after
-    `max_episode_steps`; the step after that begins the next ones (Gymnasium's NEXT_STEP).
+    Each equals a `GymEnv` with its seed. All start together and end together, after
+    `max_episode_steps`; the next step starts new ones (Gymnasium's NEXT_STEP).
 
     Args:
-        world: as of `GymEnv`.
-        num_envs: how many.
-        max_episode_steps: where episodes are truncated; None: nowhere.
+        world: as for `GymEnv`.
+        num_envs: number of episodes.
+        max_episode_steps: length after which episodes are truncated; None: never.
         render_mode: `rgb_array`, or None.
-        scenes: folder of clips and images to start from, in place of the model's own; the first one
-            that looks like nothing that the world has learned is warned of.
-        context_frames: frames of a scene that an episode goes on from, or as many as the shortest
-            scene has. Default: as the model's makers have it.
-        strategy: how to decode, by name or as a value.
-        sampling: how tokens are drawn; the model's own by default.
-        dtype: of a world that is named, as of `VideoGenerator.from_pretrained`: `auto`, `fastest`,
-            `int8`, a dtype of torch.
-        url: of a world that `diagd play` serves (see `diagd.client.Session`), where each episode is
-            a session. The server has the world, its start scenes, context_frames, sampling and
-            dtype.
+        scenes: folder of clips and images to start from, instead of the model's own; the first
+            one unlike the model's training data raises a warning.
+        context_frames: frames of a scene in the context, or fewer if the shortest scene has
+            fewer. Default: the model's own.
+        strategy: decoding strategy, by name or as a value.
+        sampling: sampling options; default: the model's own.
+        dtype: for a world given by name, as in `VideoGenerator.from_pretrained`: `auto`,
+            `fastest`, `int8`, or a dtype of torch.
+        url: of a world that `diagd play` serves (see `diagd.client.Session`); each episode is a
+            session. The server has the world, its start scenes, context_frames, sampling and dtype.
         api_key: for a server that asks for one.
     """
 
@@ -92,7 +91,7 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
             own = (world, scenes, context_frames, sampling, dtype)
             if own != ("doom", None, None, None, "auto"):
                 names = "world, scenes, context_frames, sampling and dtype"
-                raise ValueError(f"the server at url has {names}: leave them out")
+                raise ValueError(f"{names} must be left out: the server at url has them")
             self._played = _Elsewhere(url, num_envs, chosen, api_key)
         else:
             self._played = _Here(world, scenes, context_frames, chosen, sampling, dtype)
@@ -119,10 +118,10 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Frames, dict[str, Any]]:
-        """Begin all episodes, as `GymEnv.reset`; seeds count on from one, or are one for each."""
+        """Start all episodes, as `GymEnv.reset`; seeds count up from one, or are given for each."""
         options = options or {}
         if not np.all(options.get("reset_mask", True)):
-            raise ValueError("episodes of one batch begin together: reset_mask must be all True")
+            raise ValueError("reset_mask must be all True: episodes of one batch start together")
         if isinstance(seed, int | np.integer):
             seed = range(int(seed), int(seed) + self.num_envs)
         if seed is not None and len(seed) != self.num_envs:
@@ -139,7 +138,7 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         return self._frames.copy(), self._info(scene=self._scene_names)
 
     def _info(self, **values: NDArray[Any]) -> dict[str, Any]:
-        """Return values of all episodes, each with its mask, as Gymnasium has them."""
+        """Return values of all episodes, each with its mask, in Gymnasium's format."""
         return values | {f"_{name}": np.ones(self.num_envs, bool) for name in values}
 
     def _scene(self, wanted: str | int) -> int:
@@ -153,17 +152,17 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
     def step(
         self, actions: NDArray[np.int64]
     ) -> tuple[Frames, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
-        """Act in every episode; or begin all anew, where the last step ended them.
+        """Apply an action in every episode; or restart all, if the last step ended them.
 
-        Of each, `info` has the `scene` that it began with, the name of the `action`, and the number
-        of the `frame`, counted from 1 since then.
+        `info` has, for each, its start `scene`, the name of the `action`, and the number of the
+        `frame`, counted from 1 at the start.
         """
         rewards, never = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
         if self._num_steps == self.max_episode_steps:
             frames, info = self.reset()
             return frames, rewards, never, never.copy(), info
         if self._frames is None:
-            raise ResetNeeded("reset comes before step")
+            raise ResetNeeded("reset must be called before step")
         if not self.action_space.contains(np.asarray(actions)):
             raise ValueError(f"action must be in {self.action_space}, got {actions!r}")
         names = [self.names[action] for action in actions]
@@ -178,7 +177,7 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         return self._frames.copy(), rewards, never, truncated, info
 
     def render(self) -> tuple[Frames, ...] | None:
-        """Return the frames that were seen last, where the render mode is `rgb_array`."""
+        """Return the latest frames, if the render mode is `rgb_array`."""
         if self.render_mode is None or self._frames is None:
             return None
         return tuple(self._frames.copy())
@@ -191,16 +190,15 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
 class GymEnv(gymnasium.Env[Frames, np.int64]):
     """A world model as an environment (`gymnasium.Env`); registered as `diagd/World-v0`.
 
-    The reward is always 0.0, and no episode terminates. `reset` draws a start scene, or begins at
-    that of `options={"scene": name_or_number}`; `info["scene"]` is its name. The same seed and the
-    same actions give the same episode again. Old frames leave the context when it is full.
-    `episodes`, a batch of one, has the `names` of the actions by their numbers and, unless it is at
-    a url, the `world` and its `scenes`.
+    The reward is always 0.0, and no episode terminates. `reset` draws a start scene, or uses that
+    of `options={"scene": name_or_number}`; `info["scene"]` is its name. The same seed and actions
+    repeat an episode. Old frames leave the context when it is full. `episodes`, a batch of one,
+    has the `names` of its actions by number and, without a url, the `world` and its `scenes`.
 
     Args:
         world: a `VideoGenerator`, the name of a bundled model, or a folder.
         render_mode: `rgb_array`, or None.
-        settings: scenes, context_frames, strategy, sampling, dtype, url and api_key, as of
+        settings: scenes, context_frames, strategy, sampling, dtype, url and api_key, as for
             `GymVectorEnv`.
     """
 
@@ -220,20 +218,20 @@ class GymEnv(gymnasium.Env[Frames, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Frames, dict[str, Any]]:
-        """Begin an episode; return the last frame of its scene."""
+        """Start an episode; return the last frame of its scene."""
         super().reset(seed=seed)
         self.episodes.randoms = [self.np_random]
         (frame,), info = self.episodes.reset(options=options)
         return frame, {"scene": info["scene"][0]}
 
     def step(self, action: np.int64) -> tuple[Frames, float, bool, bool, dict[str, Any]]:
-        """Return the frame that an action leads to, 0.0, False, False, scene, action and frame."""
+        """Apply an action; return the next frame, 0.0, False, False, and its info."""
         (frame,), *_, info = self.episodes.step(np.array([action]))
         own = {name: value[0] for name, value in info.items() if not name.startswith("_")}
         return frame, 0.0, False, False, own
 
     def render(self) -> Frames | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the frame that was seen last, where the render mode is `rgb_array`."""
+        """Return the latest frame, if the render mode is `rgb_array`."""
         shown = self.episodes.render()
         return None if shown is None else shown[0]
 
@@ -254,14 +252,14 @@ class _Here:
         sampling: SamplingOptions | None,
         dtype: torch.dtype | DTypeChoice,
     ) -> None:
-        if os.getpid() != _IMPORTED_BY:  # PyTorch would wait for threads that a fork has not
+        if os.getpid() != _IMPORTED_BY:  # PyTorch would wait for threads that a fork does not have
             torch.set_num_threads(1)
         if not isinstance(world, VideoGenerator):
             world = VideoGenerator.from_pretrained(world, dtype=dtype)
         elif dtype != "auto":
-            raise ValueError(f"this world is loaded, in {world.dtype}: leave dtype out")
+            raise ValueError(f"dtype must be left out: this world is loaded, in {world.dtype}")
         if world.vocabulary is None:
-            raise ValueError("this model takes no actions, so there is nothing to do in its world")
+            raise ValueError("this model takes no actions, so it cannot be an environment")
         world.check(strategy, sampling)
         self.world, self.strategy, self.sampling = world, strategy, sampling
         self.names, self.size_px = world.vocabulary.names, world.frame_size_px
@@ -286,7 +284,7 @@ class _Here:
         assert self._engine is not None
         ids = [self.world.ids_of([action]) for action in actions]
         (tokens,) = self._engine.decode(self.strategy, torch.cat(ids), 1)
-        # one by one: a batch of pictures is rounded otherwise here and there, by one of 255
+        # one by one: a batch of images differs by 1 of 255 in a few pixels
         pictures = [self.world.tokenizer.decode(grid[None]).cpu() for grid in tokens]
         return torch.cat(pictures).numpy()
 
@@ -326,7 +324,7 @@ def _read_scenes(
         folder = world.source and world.source.folder
         found = model_scenes(folder, world, wanted) if folder else []
     if not found:
-        raise ValueError(f"nowhere to start: no clip or image in {folder}, name a folder as scenes")
+        raise ValueError(f"no start scene: {folder} has no clip or image, give a folder as scenes")
     length = min(len(scene.frames) for scene in found)
     return [
         replace(one, frames=one.frames[-length:], actions=one.actions[len(one.frames) - length :])

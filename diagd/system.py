@@ -1,4 +1,4 @@
-"""The machine: what differs between operating systems (locks, memory, cores), and provenance."""
+"""The machine: differences between operating systems (locks, memory, cores), and provenance."""
 
 import ctypes
 import hashlib
@@ -22,12 +22,12 @@ _MODEL_SUFFIXES = (".safetensors", ".json", ".yaml", ".pt", ".pth", ".ckpt", ".j
 
 @contextmanager
 def only_writer(folder: Path, file: str = "") -> Iterator[None]:
-    """Make a folder, and lock it, or a file in it, against other writers while the block runs.
+    """Create a folder, and lock it, or a file in it, against other writers while the block runs.
 
     The system releases the lock when the process ends, however it ends. A new folder that stays
-    empty is removed, and so are half-written files of a killed writer (see `diagd.files`), but not
-    where others hold a lock. Of processes that torchrun or accelerate started together, the first
-    holds the lock for all.
+    empty is removed, and so are half-written files of a killed writer (see `diagd.files`), unless
+    others hold a lock. Of processes started together by torchrun or accelerate, the first holds
+    the lock for all.
     """
     if os.environ.get("RANK", "0") != "0":
         yield
@@ -52,7 +52,7 @@ def only_writer(folder: Path, file: str = "") -> Iterator[None]:
                         rubbish.unlink(missing_ok=True)
             yield
         finally:
-            with suppress(PermissionError):  # Windows removes it once it is unlocked, Unix before
+            with suppress(PermissionError):  # Windows removes it after unlocking, Unix before
                 path.unlink(missing_ok=True)
             lock.release()
     finally:
@@ -71,7 +71,7 @@ def process_peak_bytes() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory in the process (glibc), which would map large blocks anew each step."""
+    """Keep freed memory in the process (glibc), to avoid mapping large blocks in each step."""
     if sys.platform == "linux":
         with suppress(AttributeError):  # another C library
             mallopt = ctypes.CDLL(None).mallopt
@@ -83,25 +83,25 @@ def check_memory(num_bytes: int, what: str) -> None:
     """Raise ValueError if an allocation, named by `what`, exceeds this machine's memory."""
     if num_bytes > (memory := psutil.virtual_memory().total):
         raise ValueError(
-            f"{what} would take {num_bytes / 1e9:,.1f} GB, this machine has {memory / 1e9:,.1f} GB"
+            f"{what} would need {num_bytes / 1e9:,.1f} GB, this machine has {memory / 1e9:,.1f} GB"
         )
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Return how many threads of this process can run at once, under the control groups in root."""
+    """Return how many threads of this process can run at once, given the control groups in root."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, math.ceil(min([cores, *_quotas(root)])))
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yield every limit on this process's CPU time, in cores: of its group and those above."""
+    """Yield the CPU limits of this process's control group and its parents, in cores."""
     try:
         groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
         return
     for line in groups:
-        _, controllers, path = line.split(":", 2)  # controllers are of version 1 alone
+        _, controllers, path = line.split(":", 2)  # version 1 alone names controllers
         if controllers and "cpu" not in controllers.split(","):
             continue
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
@@ -116,7 +116,7 @@ def _quotas(root: Path) -> Iterator[float]:
 
 def provenance(device: Any) -> dict[str, Any]:
     """Return commit, device (of torch), torch version and threads, ready for a JSON file."""
-    import torch  # here: command lines are checked without it
+    import torch  # here: command lines are checked without torch
 
     return {
         "commit": git_commit(),
@@ -133,19 +133,19 @@ def settings_of(options: Any) -> dict[str, str]:
 
 
 def git_commit(root: Path = _ROOT) -> str | None:
-    """Return the commit of a checkout, with `-dirty` where files differ; None outside of one."""
+    """Return the commit of a checkout, with `-dirty` if files differ; None outside of one."""
     if not (root / ".git").exists():
         return None
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    except FileNotFoundError:  # no git here
+    except FileNotFoundError:  # git is not installed
         return None
     return done.stdout.strip() or None
 
 
 def refuse_other_run(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise ValueError, beginning with `what`, where a setting differs from what it was before."""
+    """Raise ValueError, beginning with `what`, if a setting differs from the earlier run's."""
     for name, value in before.items():
         if now.get(name) != value:
             raise ValueError(f"{what} {name}={value}, now {now.get(name)}; choose another --out")
@@ -171,13 +171,13 @@ def fingerprint(model: Path) -> str:
 
 
 def _is_of_model(path: Path, name: Path) -> bool:
-    """Return whether a file is of a model, not what is made in its folder from it or with it."""
+    """Return whether a file is part of a model, and not made in its folder from it."""
     describes_video = path.suffix == ".json" and path.with_suffix(".mp4").is_file()
     is_made = describes_video or path.name == "tune.json" or "training" in name.parts
     return path.suffix in _MODEL_SUFFIXES and path.is_file() and not is_made
 
 
 def clip_fingerprint(video: Path) -> str:
-    """Return the fingerprint of a clip: of its video, and of its actions if they lie beside it."""
+    """Return the fingerprint of a clip: its video, and its action file if there is one."""
     parts = (video, video.with_suffix(".jsonl"))
     return "-".join(fingerprint(part) for part in parts if part.is_file())

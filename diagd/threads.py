@@ -1,9 +1,9 @@
-"""The number of PyTorch's threads: that of the cores which other programs leave free.
+"""The number of PyTorch's threads: the cores that other programs leave free.
 
-Threads wait for each other at the end of every operation, and PyTorch's spin meanwhile. Where
-another program has the core of one, two threads on two cores are slower than one. So whoever
-computes step by step calls `follow_free_cores` before each, which looks again once a second. A
-number that the user chose stays: by OMP_NUM_THREADS, `--threads` or `torch.set_num_threads`.
+Threads wait for each other at the end of every operation, and PyTorch's spin meanwhile. If another
+program occupies one of two cores, two threads are slower than one. So step-by-step code calls
+`follow_free_cores` before each step, which measures again once a second. A number set by the user
+is kept: by OMP_NUM_THREADS, `--threads` or `torch.set_num_threads`.
 """
 
 import os
@@ -17,11 +17,11 @@ from diagd.system import usable_cores
 
 LOOK_S = 1.0
 _CHOSEN_BY = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
-_NOT_USED = "idle", "iowait", "guest", "guest_nice"  # guests count as user and nice, too
+_NOT_USED = "idle", "iowait", "guest", "guest_nice"  # guests are counted in user and nice
 
 
 class Neighbours:
-    """What other processes use of the cores that this one may run on."""
+    """CPU use of other processes on the cores that this process may use."""
 
     def __init__(self) -> None:
         affinity = getattr(os, "sched_getaffinity", None)
@@ -29,13 +29,13 @@ class Neighbours:
         self._then = self._clocks()
 
     def share(self) -> float:
-        """Return the share of these cores that others used since this was made, or last asked."""
+        """Return the share of these cores that others used since the last call."""
         then, self._then = self._then, self._clocks()
         seconds, used, own = (now - before for now, before in zip(self._then, then, strict=True))
         return min(max(0.0, used - own) / (max(seconds, 1e-3) * len(self.cores)), 1.0)
 
     def _clocks(self) -> tuple[float, float, float]:
-        """Return the time, and the seconds of these cores that all used, and that this one did."""
+        """Return the time, the busy seconds of these cores, and those of this process."""
         every = psutil.cpu_times(percpu=True)
         cores = [every[number] for number in self.cores if number < len(every)]
         used = sum(sum(core) - sum(getattr(core, n, 0) for n in _NOT_USED) for core in cores)
@@ -43,21 +43,21 @@ class Neighbours:
 
 
 class _Threads:
-    """PyTorch has a number for each thread that computes; new ones begin with what was set last."""
+    """PyTorch's number of threads, which each computing thread has; new ones inherit the last."""
 
     def __init__(self) -> None:
         self.max_threads = self.number = torch.get_num_threads()
         self.neighbours, self.looked = Neighbours(), time.monotonic()
-        # numbers that PyTorch takes by itself
+        # PyTorch's own defaults
         alone = len(self.neighbours.cores), os.cpu_count(), psutil.cpu_count(logical=False)
         self.is_chosen = self.max_threads not in alone or not os.environ.keys().isdisjoint(
             _CHOSEN_BY
         )
-        self.process = os.getpid()  # PyTorch's threads do not come along into a fork
+        self.process = os.getpid()  # PyTorch's threads do not survive a fork
         self.here = threading.local()
 
     def follow(self) -> None:
-        """Give PyTorch, in this thread, as many threads as there are free cores, one at least."""
+        """Set this thread's number of PyTorch threads to that of the free cores, at least one."""
         now, here = time.monotonic(), self.here
         if self.is_chosen or now < getattr(here, "due", 0.0):
             return
@@ -66,7 +66,7 @@ class _Threads:
         if found not in ours or os.getpid() != self.process:
             here.due = float("inf")
             return
-        if now - self.looked >= LOOK_S:  # else another thread just has
+        if now - self.looked >= LOOK_S:  # otherwise another thread just measured
             free = len(self.neighbours.cores) * (1 - self.neighbours.share())
             self.number = min(self.max_threads, usable_cores(), max(1, int(free + 0.5)))
             self.looked = now
@@ -75,13 +75,13 @@ class _Threads:
         here.number = self.number
 
     def when_idle(self) -> int:
-        """Return how many threads PyTorch has, or would have if no other program computed."""
+        """Return the number of PyTorch's threads on an otherwise idle machine."""
         found = torch.get_num_threads()
         return self.max_threads if not self.is_chosen and found == self.number else found
 
     def origin(self) -> str:
-        """Return, in words, why there are so many."""
-        return "as set" if self.is_chosen else "by the cores that are free"
+        """Return, in words, what set the number."""
+        return "set by the user" if self.is_chosen else "one per free core"
 
 
 _threads = _Threads()

@@ -1,8 +1,8 @@
-"""Weight files of anybody's making: safetensors, torch.save's, pickles of arrays, TorchScript.
+"""Weight files of any origin: safetensors, torch.save's, pickles of arrays, TorchScript.
 
-Tensors are mapped into memory and written one at a time, so a checkpoint far larger than the memory
-can be converted. Nothing in a file is run, except by `load_torchscript`. What a file only claims
-takes no memory: pickles are looked through before they are read, tensors before they are copied.
+Tensors are memory-mapped and written one at a time, so a checkpoint far larger than the memory can
+be converted. No code in a file is run, except by `load_torchscript`. Sizes that a file claims
+allocate nothing: pickles are scanned before they are read, tensors before they are copied.
 """
 
 import io
@@ -32,8 +32,8 @@ from diagd.files import naming, replacing, require_file, utf8_path
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _DTYPES |= {torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"}
 
-# Names of what older files store and models compute: rotary angles, causal masks (GPT-2's are
-# called bias), numbers of places, and states of TransformerEngine.
+# Names of stored buffers that models compute themselves: rotary angles, causal masks (GPT-2 calls
+# them bias), position ids, and states of TransformerEngine.
 _COMPUTED = re.compile(
     r"(^|\.)(\w*inv_freq|(cos|sin)_cached|freqs_cis|position_ids|attn_mask|causal_mask|masked_bias"
     r"|(self_attn|attn|attention|crossattention)\.(bias|mask)|_extra_state)$"
@@ -41,14 +41,14 @@ _COMPUTED = re.compile(
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the weights in a safetensors file, or raise ValueError where it is none."""
+    """Return the weights in a safetensors file, or raise ValueError if it is not one."""
     damage = f"{path}: not a valid safetensors file"
     with naming(damage, SafetensorError), utf8_path(require_file(path)) as known:
         return _check_held(_weights_of(load_file(known)), path)
 
 
 def _weights_of(content: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """Return the tensors of a file without those that a model computes, as transformers does."""
+    """Return the tensors of a file without buffers that a model computes, as transformers does."""
     return {
         name: value
         for name, value in content.items()
@@ -57,7 +57,7 @@ def _weights_of(content: Mapping[Any, Any]) -> dict[str, Tensor]:
 
 
 def check_storable(weights: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless `write_weights` knows the types of weights."""
+    """Raise ValueError unless `write_weights` supports the types of the weights."""
     for name, weight in weights.items():
         if weight.dtype not in _DTYPES:
             known = ", ".join(map(str, _DTYPES))
@@ -65,7 +65,7 @@ def check_storable(weights: Mapping[str, Tensor]) -> None:
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write floating-point tensors, in their own types, under the path only when all are there."""
+    """Write floating-point tensors in their own types, atomically."""
     check_storable(weights)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -84,15 +84,15 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
             file.write(plain.view(torch.uint8).numpy().data)
 
 
-# Raised by damaged pickles: what Python's documentation names, and what mutated files led to: a
-# foreign persistent id asserts, an extension code is a ValueError, a huge memo index a MemoryError.
+# Raised by damaged pickles: those that Python documents, and those of mutated files: a foreign
+# persistent id asserts, an extension code is a ValueError, a huge memo index a MemoryError.
 UNPICKLING_ERRORS = (
     *(pickle.UnpicklingError, struct.error, zipfile.BadZipFile, AssertionError, AttributeError),
     *(EOFError, LookupError, MemoryError, OverflowError, RuntimeError, TypeError, ValueError),
 )
 
-# Names that a pickle may ask for: functions that rebuild tensors, storages and dtypes of torch, and
-# classes of these packages, for which a `Record` stands.
+# Names that a pickle may load: functions that rebuild tensors, storages and dtypes of torch, and
+# classes of these packages, each replaced by a `Record`.
 _REBUILD = {
     ("collections", "OrderedDict"): OrderedDict,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor_v2,
@@ -104,12 +104,12 @@ _INERT = (
     *("humanmodelling", "wham", "numpy", "pytorch_lightning", "lightning"),
     *("_codecs", "argparse", "collections", "pathlib"),
 )
-# Of a pickle: opcodes, of which each may take 1 KB, or 16 KB a class; places of its memo; tuples
-# within tuples, which Python hashes by recursion.
-_MOST_OPCODES, _DEEPEST = 2**20, 100
-_LONGEST = 2**26  # bytes of the pickles that begin a file of the old kind
-_PICKLES = 5  # of such a file: three that say what it is, the object, the names of what follows
-_MOST_SHARED = 4  # times that the numbers of a file may be named
+# Limits of a pickle: opcodes, each up to 1 KB, or 16 KB per class; memo entries; nested tuples,
+# which Python hashes by recursion.
+_MAX_OPCODES, _MAX_DEPTH = 2**20, 100
+_MAX_OLD_BYTES = 2**26  # bytes of the pickles that begin a file of the old kind
+_PICKLES = 5  # of such a file: three of its header, the object, and the storage keys
+_MAX_SHARED = 4  # times that the data of a file may be referenced
 
 
 class Record:
@@ -129,14 +129,14 @@ class Record:
 
 
 class _RefusedFileError(ValueError):
-    """The file is no checkpoint, or asks for something that none needs."""
+    """The file is not a checkpoint, or loads something that no checkpoint needs."""
 
 
 class _Function(partial[Any]):
-    """A function that a file may call; it may set attributes, but not on torch's own."""
+    """A function that a file may call; its attributes may be set, but not torch's own."""
 
     def __setstate__(self, state: object) -> NoReturn:
-        raise TypeError("a function of torch would be changed")
+        raise TypeError("the pickle changes a function of torch")
 
 
 class _Unpickler(pickle.Unpickler):
@@ -145,12 +145,12 @@ class _Unpickler(pickle.Unpickler):
             return found if isinstance(found, type | torch.dtype) else _Function(found)
         if module.partition(".")[0] in _INERT:
             return type(name, (Record,), {})
-        reason = "which no checkpoint needs"
+        reason = "which checkpoints do not need"
         if name == "_rebuild_tensor_v3":
-            reason = "as of float8, which is read from .safetensors alone"
+            reason = "for float8, which is supported in .safetensors only"
         shown = f"{module[:80]}.{name[:80]}"
         raise _RefusedFileError(
-            f"refused: its pickle asks for {shown}, {reason}; nothing of it has run"
+            f"refused: its pickle loads {shown}, {reason}; no code in it was run"
         )
 
 
@@ -163,12 +163,12 @@ def _found_in_torch(module: str, name: str) -> Any:
 
 
 def _look_through(file: IO[bytes], only_torch: bool = False) -> None:
-    """Refuse a pickle whose reading would take far more memory or stack than it is long.
+    """Reject a pickle whose reading would take far more memory or stack than its length.
 
-    With `only_torch`, it may name nothing but what rebuilds tensors: torch itself allows more, such
-    as `bytearray`, which takes as many bytes as it is told.
+    With `only_torch`, it may load only what rebuilds tensors: torch itself allows more, such as
+    `bytearray`, which allocates any number of bytes.
     """
-    stack, memo, marks = list[int](), dict[int, int](), list[int]()  # of depths: tuples in tuples
+    stack, memo, marks = list[int](), dict[int, int](), list[int]()  # of nesting depths
     cost, mark = 0, pickletools.markobject
     program: Iterable[tuple[Any, Any, Any]] = cast(Any, pickletools.genops(file))
     for opcode, argument, _ in program:
@@ -194,31 +194,31 @@ def _look_through(file: IO[bytes], only_torch: bool = False) -> None:
             depth = memo.get(argument, 0)
         if name != "MARK":
             stack += [depth] * len(opcode.stack_after)
-        if cost > _MOST_OPCODES or depth > _DEEPEST:
+        if cost > _MAX_OPCODES or depth > _MAX_DEPTH:
             raise _RefusedFileError(
-                f"refused: its pickle has more than {_MOST_OPCODES} opcodes or places of its memo, "
-                f"or more than {_DEEPEST} tuples in one another, which no checkpoint needs"
+                f"refused: its pickle has more than {_MAX_OPCODES} opcodes or memo entries, or "
+                f"over {_MAX_DEPTH} nested tuples, which checkpoints do not need"
             )
 
 
-class _PickleModule:  # as much of `pickle` as torch.load uses
+class _PickleModule:  # the part of `pickle` that torch.load uses
     Unpickler = _Unpickler
 
 
 def read_torch_file(path: str | Path) -> dict[str, Any]:
-    """Return the dict in a file of torch.save, tensors mapped into memory; nothing in it runs."""
+    """Return the dict in a torch.save file, tensors memory-mapped; no code in it runs."""
     path = require_file(path)
     with path.open("rb") as file:
         is_archive = file.read(4) == b"PK\x03\x04"
-    try:  # before torch 1.6 files were no archives; of those, tensors and no other objects are read
+    try:  # files before torch 1.6 are not archives; only plain tensors are read from them
         with utf8_path(path) as known, warnings.catch_warnings():
-            # another protocol of pickles is none of torch.save's
+            # torch.save never writes other protocols
             warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)
             content = _read_archive(known) if is_archive else _read_old(known)
     except _RefusedFileError as error:
         raise ValueError(f"{path}: {error}") from None
     except UNPICKLING_ERRORS as error:
-        reason = "no PyTorch checkpoint, or a truncated one"  # torch advises to execute the file
+        reason = "not a PyTorch checkpoint, or truncated"  # torch's advice is to run the file
         if is_archive:
             reason = f"damaged checkpoint: {(str(error) or type(error).__name__).splitlines()[0]}"
         raise ValueError(f"{path}: {reason}") from None
@@ -229,29 +229,29 @@ def read_torch_file(path: str | Path) -> dict[str, Any]:
 
 
 def _check_held(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Refuse tensors of far more numbers than the file has: of stride 0, shared, of no width."""
+    """Reject tensors that claim far more numbers than the file has: expanded, shared, no width."""
     held, claimed = path.stat().st_size, 0
     for tensor in tensors.values():
         claimed += tensor.element_size() * math.prod(max(size, 1) for size in tensor.shape)
-    if claimed > _MOST_SHARED * held:
+    if claimed > _MAX_SHARED * held:
         raise ValueError(
-            f"{path}: its tensors claim {claimed} bytes, and it has {held}: expanded, or shared"
+            f"{path}: its tensors need {claimed} bytes, the file has {held}: expanded, or shared"
         )
     return tensors
 
 
 def _read_old(path: Path) -> Any:
     with path.open("rb") as file:
-        head = io.BytesIO(file.read(_LONGEST))
+        head = io.BytesIO(file.read(_MAX_OLD_BYTES))
     for _ in range(_PICKLES):
         _look_through(head, only_torch=True)
     return torch.load(path, "cpu", weights_only=True)
 
 
 def read_arrays(path: str | Path) -> dict[str, Tensor]:
-    """Return the NumPy arrays in the dicts of a pickle, by their keys `outer/inner`; nothing runs.
+    """Return the NumPy arrays in nested dicts of a pickle, keyed `outer/inner`; no code runs.
 
-    Raises ValueError for anything that is not dicts of floats, and for a truncated file.
+    Raises ValueError unless all values are dicts or float arrays, and for a truncated file.
     """
     path, arrays = require_file(path), dict[str, Tensor]()
     try:
@@ -262,29 +262,29 @@ def read_arrays(path: str | Path) -> dict[str, Tensor]:
     except _RefusedFileError as error:
         raise ValueError(f"{path}: {error}") from None
     except UNPICKLING_ERRORS:
-        raise ValueError(f"{path}: no pickle of arrays, or a truncated one") from None
+        raise ValueError(f"{path}: not a pickle of arrays, or truncated") from None
     seen = set[int]()
     while inner:
         place, node = inner.pop()
-        if isinstance(node, dict) and id(node) not in seen:  # one that is in itself has no end
+        if isinstance(node, dict) and id(node) not in seen:  # a dict may contain itself
             seen.add(id(node))
             inner += [(f"{place}/{key}" if place else str(key), part) for key, part in node.items()]
         elif (array := _array_of(node)) is not None:
             arrays[place] = array
         else:
             where = f" at {place}" if place else ""
-            raise ValueError(f"{path}: expected dicts of NumPy's float arrays, got another{where}")
+            raise ValueError(f"{path}: expected dicts of NumPy's float arrays, got others{where}")
     return arrays
 
 
 def _array_of(node: Any) -> Tensor | None:
-    """Rebuild an array from its pickled state, in native order; None where that is none."""
+    """Rebuild an array from its pickled state, in native byte order; None if it is not one."""
     match node:
         case Record(
             state=(_, tuple(shape), Record() as described, bool(columns_first), bytes(data))
         ):
             order = described.state[1:2] if isinstance(described.state, tuple) else ()
-            kind = "".join(map(str, (*order, *described.arguments[:1])))  # of dtype("f4") and "<"
+            kind = "".join(map(str, (*order, *described.arguments[:1])))  # dtype("f4") and "<"
             is_shape = len(shape) <= 8 and all(type(size) is int and size > 0 for size in shape)
             if not is_shape or not re.fullmatch("[<>]f[248]", kind):
                 return None
@@ -297,30 +297,30 @@ def _array_of(node: Any) -> Tensor | None:
 
 
 def _read_archive(path: Path) -> Any:
-    # torch.load runs programs; Python's zipfile may find other names in an archive than torch does
+    # torch.load runs programs; Python's zipfile and torch may disagree on an archive's names
     reader = torch._C.PyTorchFileReader(str(path))
     if "constants.pkl" in reader.get_all_records():
-        raise _RefusedFileError("a TorchScript program, expected a checkpoint with weights")
+        raise _RefusedFileError("expected a checkpoint with weights, got a TorchScript program")
     _look_through(io.BytesIO(reader.get_record("data.pkl")))
-    with zipfile.ZipFile(path) as archive:  # of what is compressed, nothing can be mapped
+    with zipfile.ZipFile(path) as archive:  # compressed data cannot be mapped
         if any(part.compress_type for part in archive.infolist()):
-            raise _RefusedFileError("a compressed archive, expected one as torch.save writes it")
-    # weights_only=True refuses objects such as the hyper-parameters of Lightning's files. Without
-    # it `_Unpickler` decides what every name stands for, or ends the reading.
+            raise _RefusedFileError("expected an uncompressed archive, got a compressed one")
+    # weights_only=True rejects objects such as the hyper-parameters in Lightning's files. Without
+    # it `_Unpickler` decides what every name loads, or stops.
     return torch.load(path, "cpu", pickle_module=_PickleModule, weights_only=False, mmap=True)
 
 
 def write_torch_file(path: Path, content: dict[str, Any]) -> None:
-    """Write a dict by torch.save, under the path only when all of it is there."""
+    """Write a dict by torch.save, atomically."""
     with replacing(path) as temporary:
         try:
             torch.save(content, temporary)
-        except RuntimeError as error:  # how torch says that a disk is full
+        except RuntimeError as error:  # torch's error for a full disk
             raise OSError(f"{path} cannot be written: {error}") from error
 
 
 def tensors_of(content: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the weights of a checkpoint, whether or not they are wrapped in a dict."""
+    """Return the weights of a checkpoint, wrapped in a dict or not."""
     for key in ("state_dict", "model", "module"):
         if isinstance(content.get(key), dict):
             content = content[key]
@@ -328,7 +328,7 @@ def tensors_of(content: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with a prefix, without it."""
+    """Return the tensors whose names begin with a prefix, and remove it."""
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
@@ -336,7 +336,7 @@ def rename_by(
     patterns: Iterable[tuple[str, str | Callable[[re.Match[str]], str]]],
     tensors: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Return the tensors under names in which `re.sub` has replaced each pattern in turn."""
+    """Rename tensors: apply each `re.sub` pattern in turn."""
     renamed = dict[str, Tensor]()
     for name, tensor in tensors.items():
         for pattern, replacement in patterns:
@@ -346,25 +346,25 @@ def rename_by(
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """Return the named tensors of a .safetensors file, or else of one that `torch.save` wrote."""
+    """Return the named tensors of a .safetensors file or a torch.save file."""
     if Path(path).suffix == ".safetensors":
         return read_weights(Path(path))
     return tensors_of(read_torch_file(path))
 
 
 def load_torchscript(path: str | Path, device: torch.device | str = "cpu") -> Any:
-    """Load the program in a file for inference. This EXECUTES code that the file contains."""
+    """Load a TorchScript program for inference. This EXECUTES code from the file."""
     try:
-        with warnings.catch_warnings():  # it is deprecated; what was released stays
+        with warnings.catch_warnings():  # deprecated, but released models use it
             warnings.filterwarnings("ignore", ".*torch.jit", DeprecationWarning)
             return torch.jit.load(str(require_file(path)), map_location=device).eval()
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].partition(". This is an internal")[0]
-        raise ValueError(f"{path} is no TorchScript file (corrupt?): {reason}") from None
+        raise ValueError(f"{path}: not a TorchScript file (corrupt?): {reason}") from None
 
 
 def name_tensors(problems: Mapping[str, list[str]]) -> str:
-    """Return `2 missing tensors: a, b; 1 unknown tensor: c`, three names of each at most."""
+    """Format `2 missing tensors: a, b; 1 unknown tensor: c`, at most three names of each."""
     return "; ".join(
         f"{len(names)} {problem} tensor{'s' * (len(names) > 1)}: "
         + ", ".join(names[:3] + ["..."] * (len(names) > 3))
@@ -379,7 +379,7 @@ def check_fit(
     where: str | Path,
     described_by: str = "the config",
 ) -> None:
-    """Raise ValueError unless weights have the names and shapes that a model was built for."""
+    """Raise ValueError unless weights have a model's names and shapes."""
     expected = model.state_dict()
     problems = {
         "missing": [name for name in expected if name not in weights],
@@ -390,11 +390,11 @@ def check_fit(
             if name in weights and weights[name].shape != tensor.shape
         ],
         "non-float": [name for name in weights if not weights[name].is_floating_point()],
-        # a pickle may claim any size of a few numbers
+        # a pickle may expand a few numbers to any size
         "expanded, negated or sparse": [name for name in weights if not _is_plain(weights[name])],
     }
     if misfits := name_tensors(problems):
-        raise ValueError(f"{where}: does not fit {described_by}: {misfits}")
+        raise ValueError(f"{where}: does not match {described_by}: {misfits}")
 
 
 def _is_plain(weight: Tensor) -> bool:
@@ -410,12 +410,12 @@ def assign_weights(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Give a model on the meta device its weights, which fit it and must be finite."""
+    """Assign finite, fitting weights to a model on the meta device."""
     own = dict[str, Tensor]()
     for name, weight in weights.items():
         with naming(f"{where}: {name} in {weight.dtype} cannot be used", RuntimeError):
             own[name] = weight.to(device, dtype)
-            # one pass that allocates nothing; NaN where any is
+            # a single pass without allocation; NaN if any value is
             ends = torch.stack(own[name].aminmax()) if weight.numel() else own[name]
         if not ends.isfinite().all():
             raise ValueError(f"{where}: {name} holds NaN or infinity (in {dtype})")
@@ -428,7 +428,7 @@ def build_fitting(
     where: str | Path,
     described_by: str = "the config",
 ) -> Any:
-    """Make a model on the meta device, and give it its weights in float32, which must fit it."""
+    """Build a model on the meta device and assign it matching weights in float32."""
     with torch.device("meta"):
         model = make()
     check_fit(model, weights, where, described_by)

@@ -1,7 +1,7 @@
-"""Tasks done by this process, or by several that Ray starts on one machine or a cluster.
+"""Tasks run by this process, or by several Ray processes on one machine or a cluster.
 
-Every process makes its worker once, such as a model that is loaded. Ray restarts one that dies, and
-does its task again. Results return to the process that asked, which alone writes them.
+Every process makes its worker once, such as a loaded model. Ray restarts a process that dies and
+repeats its task. Results return to the calling process, which alone writes them.
 """
 
 import logging
@@ -21,17 +21,17 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 Worker = Callable[[Task], Result]
 
-RETRIES = 3  # of a task whose process died
+RETRIES = 3  # of a task whose process crashed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """A pool of processes that share the work, each with a part of a machine."""
+    """A pool of worker processes, each with a share of the machine."""
 
-    workers: int = 1  # processes that share the work (Ray); 1 is this one alone
-    worker_cpus: float = 1  # CPU share of each
-    worker_gpus: float = 0  # GPU share of each
-    # of a Ray cluster that sees the same folders, such as ray://head:10001; default: one here
+    workers: int = 1  # number of processes that share the work (Ray); 1: only this one
+    worker_cpus: float = 1  # CPUs per worker
+    worker_gpus: float = 0  # GPUs per worker
+    # address of a Ray cluster with the same folders, such as ray://head:10001; default: start one
     address: str | None = None
 
     def __post_init__(self) -> None:
@@ -45,9 +45,9 @@ class Pool:
 def do_tasks(
     tasks: Sequence[Task], make: Callable[[], Worker[Task, Result]], pool: Pool
 ) -> Iterator[tuple[Task, Result | ValueError]]:
-    """Yield each task, as it is done, with its result or error; what `make` raises is raised.
+    """Yield each task, once done, with its result or error; errors of `make` are raised.
 
-    Tasks, results and `make`, which returns the worker of a process, are picklable.
+    Tasks, results and `make`, which returns a process's worker, must be picklable.
     """
     if not tasks:
         return
@@ -60,7 +60,7 @@ def do_tasks(
 
 
 def _attempt(worker: Worker[Task, Result], task: Task) -> Result | ValueError:
-    """Return a user's mistake as a result, so that the other tasks go on."""
+    """Return a user's mistake as a result, so that other tasks continue."""
     try:
         return worker(task)
     except (ValueError, OSError) as error:
@@ -68,20 +68,20 @@ def _attempt(worker: Worker[Task, Result], task: Task) -> Result | ValueError:
 
 
 class _Actor:
-    """A process of Ray's, in which relative paths mean the same as here."""
+    """A Ray process in which relative paths mean the same as here."""
 
     def __init__(
         self, make: Callable[[], Worker[Any, Any]], num_threads: int, folder: Path
     ) -> None:
-        import torch  # here, as ray: `Pool` is for the command line, too
+        import torch  # here, like ray: the command line uses `Pool` as well
 
         torch.set_num_threads(num_threads)
-        with suppress(OSError):  # a machine without that folder may have what has a whole path
+        with suppress(OSError):  # a machine without that folder may still have absolute paths
             os.chdir(folder)
         self._make, self._worker = make, None
 
     def do(self, number: int, task: Any) -> tuple[int | None, Any]:
-        """Return the number of a task and its result, or None and the error of making a worker."""
+        """Return a task's number and result, or None and the error of making the worker."""
         try:
             self._worker = self._worker or self._make()
         except (ValueError, OSError) as error:  # one line, not Ray's forty
@@ -93,10 +93,10 @@ def _do_with_ray(
     tasks: Sequence[Task], make: Callable[[], Worker[Task, Result]], pool: Pool
 ) -> Iterator[tuple[Task, Result | ValueError]]:
     require("--workers", "ray")
-    if pool.address is None:  # Ray's processes listen to the network: who knows no token is refused
+    if pool.address is None:  # Ray's processes listen on the network: require a token
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         os.environ["RAY_AUTH_MODE"] = "token"
-    import ray  # takes seconds, and one process needs none
+    import ray  # slow to import, and one process does not need it
     from ray.exceptions import RayActorError
     from ray.util import ActorPool
 
@@ -119,7 +119,7 @@ def _do_with_ray(
         for job in left.items():
             actors.submit(lambda actor, job: actor.do.remote(*job), job)
         while actors.has_next():
-            with suppress(RayActorError):  # its task stays among those that are left
+            with suppress(RayActorError):  # its task stays among the remaining ones
                 number, result = actors.get_next_unordered()
                 if number is None:
                     raise result
@@ -133,10 +133,10 @@ def _do_with_ray(
 def _check_resources(
     count: int, shares: Mapping[str, float], available: Mapping[str, float]
 ) -> None:
-    """Refuse more workers than there is room for, for which Ray would wait for ever."""
+    """Reject more workers than there is room for: Ray would wait forever."""
     for kind, share in shares.items():
         if count * share > available.get(kind, 0):
             raise ValueError(
                 f"{count} workers of {share:g} {kind}s each need more than the "
-                f"{available.get(kind, 0):g} there are"
+                f"{available.get(kind, 0):g} available"
             )

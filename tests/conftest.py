@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,15 @@ def command(
         return Outcome(code, str(written.out), str(written.err))
 
     return run
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Only what nothing refers to is freed, at once."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

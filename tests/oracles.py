@@ -51,16 +51,30 @@ def llama_logits(model: LlamaForCausalLM) -> LogitsFn:
 
     @torch.no_grad()
     def logits_fn(tokens: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
-        bias = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
-        batch_size, length = tokens.shape
-        return model(
-            input_ids=tokens,
-            position_ids=positions.expand(batch_size, length),
-            attention_mask=bias.expand(batch_size, 1, length, length),
-            use_cache=False,
-        ).logits
+        return model(tokens, **placed(len(tokens), positions, visible)).logits
 
     return logits_fn
+
+
+def chameleon_logits(model: Any) -> LogitsFn:
+    """Return the same of Chameleon's class, whose own forward, which bans images, is by-passed."""
+
+    @torch.no_grad()
+    def logits_fn(tokens: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
+        placing = placed(len(tokens), positions, visible)
+        return model.lm_head(model.model(tokens, **placing).last_hidden_state)
+
+    return logits_fn
+
+
+def placed(batch_size: int, positions: Tensor, visible: Tensor) -> dict[str, Any]:
+    """Return what a class of transformers is told of positions (N,) and a mask (N, N)."""
+    bias = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
+    return {
+        "position_ids": positions.expand(batch_size, -1),
+        "attention_mask": bias.expand(batch_size, 1, -1, -1),
+        "use_cache": False,
+    }
 
 
 def simulate_schedule(

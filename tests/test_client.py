@@ -135,7 +135,7 @@ def test_an_awaited_session_that_is_cancelled_while_it_opens_gives_its_place_bac
 def test_what_does_not_fit_is_refused_in_a_line_and_the_session_goes_on(served):
     wrong: Any = {"action": 1.5, "start": np.zeros((3, 5))}
     with Session(served.url) as session:
-        with pytest.raises(ValueError, match=r"^reset comes before step$"):
+        with pytest.raises(ValueError, match=r"^reset must be called before step$"):
             session.step("left")
         session.reset()
         for call, message in (

@@ -172,7 +172,7 @@ def test_json_has_marks_and_blank_ends_as_texts_have(tmp_path):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("maus".encode("utf-16"), " but in UTF-16"),
+        ("maus".encode("utf-16"), ", got UTF-16"),
         ("maus".encode("utf-16-le"), ""),
         ("mäuse".encode("latin-1"), ""),
     ],
@@ -181,7 +181,7 @@ def test_a_text_in_another_encoding_is_one_line(content, reason, tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(content)
     for read in (lambda: read_lines(path, "texts"), lambda: read_json_object(path)):
-        with pytest.raises(ValueError, match=rf"^{path} is no text file in UTF-8{reason}$"):
+        with pytest.raises(ValueError, match=rf"^{path}: expected a text file in UTF-8{reason}$"):
             read()
 
 
@@ -242,5 +242,5 @@ def test_what_is_left_out_is_named_once(tmp_path, capsys):
     for count in (0, 2, 2, 23):
         note_left_out(tmp_path, [tmp_path / f"{number:02}.doc" for number in range(count)])
     few, many = capsys.readouterr().err.splitlines()
-    assert few == f"note: {tmp_path}: left out, as nothing that is read here: 00.doc, 01.doc"
+    assert few == f"note: {tmp_path}: skipped files of other types: 00.doc, 01.doc"
     assert many.endswith(" 18.doc, 19.doc, 3 more")

@@ -116,9 +116,9 @@ def test_a_world_is_loaded_in_the_dtype_that_is_asked_for(place, generator):
     for dtype, used in (("int8", "int8"), (torch.bfloat16, "bfloat16"), ("float32", "float32")):
         env = gymnasium.make(ID, world=str(place), dtype=dtype)
         assert env.unwrapped.episodes.world.dtype == used  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(ValueError, match=r"dtype must be one of torch or a name .*, got 'fast'"):
+    with pytest.raises(ValueError, match=r"dtype must be a torch dtype or a name .*, got 'fast'"):
         diagd.GymEnv(place, dtype="fast")
-    with pytest.raises(ValueError, match=r"this world is loaded, in .*: leave dtype out"):
+    with pytest.raises(ValueError, match=r"dtype must be left out: this world is loaded, in "):
         diagd.GymEnv(generator, dtype="int8")
 
 
@@ -191,7 +191,7 @@ def test_worlds_of_a_batch_have_seeds_and_scenes_of_their_own(generator):
     frames, info = many.reset(options={"scene": "hall", "reset_mask": np.ones(3, bool)})
     assert list(info["scene"]) == ["hall"] * 3
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"options": {"reset_mask": np.array([True, False, True])}}, "begin together"),
+        ({"options": {"reset_mask": np.array([True, False, True])}}, "start together"),
         ({"seed": [1, 2]}, "expected 3 seeds, got 2"),
         ({"seed": [1, 2, 2.5]}, "seed must be a whole number, got 2.5"),
         ({"options": {"scene": 3}}, "a number below 3"),
@@ -205,7 +205,7 @@ def test_a_folder_of_scenes_stands_in_place_of_the_models(generator, tmp_path):
     write_image(tmp_path / "a_view.png", smooth_frames(1, 60, 60)[0])
     env = diagd.GymEnv(generator, scenes=tmp_path)
     assert env.reset()[1] == {"scene": "a view"}
-    with pytest.raises(ValueError, match=r"nowhere to start: no clip or image in .*none"):
+    with pytest.raises(ValueError, match=r"no start scene: .*none has no clip or image"):
         diagd.GymEnv(generator, scenes=tmp_path / "none")
 
 
@@ -213,7 +213,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_generated(generator, tm
     env, many = diagd.GymEnv(generator), diagd.GymVectorEnv(generator, num_envs=2)
     cases: list[tuple[Any, Any]] = [(env, np.int64(1)), (many, np.array([0, 1]))]
     for one, action in cases:
-        with pytest.raises(ResetNeeded, match="reset comes before step"):
+        with pytest.raises(ResetNeeded, match="reset must be called before step"):
             one.step(action)
         one.reset(seed=0)
     cases = [(env, 4), (env, -1), (env, "forward"), (many, [0, 4]), (many, [1])]
@@ -284,12 +284,12 @@ def test_a_batch_elsewhere_is_a_batch_here(served):
 def test_what_a_server_decides_is_left_to_it(served):
     for settings in ({"dtype": "int8"}, {"world": "maze"}, {"sampling": diagd.SamplingOptions()}):
         given: dict[str, Any] = settings
-        with pytest.raises(ValueError, match=r"^the server at url has world, .*: leave them out$"):
+        with pytest.raises(ValueError, match=r"^world, .* and dtype must be left out: the server"):
             diagd.GymEnv(url=served.url, **given)
     with pytest.raises(ValueError, match="row_lag must be in"):
         diagd.GymEnv(url=served.url, strategy="k=9")
     env = diagd.GymEnv(url=served.url)
-    with pytest.raises(ResetNeeded, match="reset comes before step"):
+    with pytest.raises(ResetNeeded, match="reset must be called before step"):
         env.step(np.int64(1))
     env.close()
 

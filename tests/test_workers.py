@@ -108,8 +108,8 @@ def test_who_does_not_know_the_token_runs_no_code_in_workers():
 @pytest.mark.parametrize(
     ("count", "shares", "message"),
     [
-        (3, {"CPU": 1.5}, "3 workers of 1.5 CPUs each need more than the 4 there are"),
-        (1, {"CPU": 1, "GPU": 1}, "1 workers of 1 GPUs each need more than the 0 there are"),
+        (3, {"CPU": 1.5}, "3 workers of 1.5 CPUs each need more than the 4 available"),
+        (1, {"CPU": 1, "GPU": 1}, "1 workers of 1 GPUs each need more than the 0 available"),
     ],
 )
 def test_more_than_there_is_is_refused(count, shares, message):

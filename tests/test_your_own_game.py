@@ -84,7 +84,7 @@ def test_every_command_of_the_page_runs_and_ends_in_a_page_to_play(tmp_path):
     *road, play = COMMANDS[1:]
     told = {command.split()[1]: run(smaller(command), tmp_path) for command in road}
     assert "12 clips, 396 frames of 64x96 px, 10 a second" in told["check"]
-    assert "So row t led to frame t, as it should." in told["check"]
+    assert "Row t led to frame t, as expected." in told["check"]
     with start(smaller(play), tmp_path) as player:
         try:
             told["play"] = line_with("http", player)

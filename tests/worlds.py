@@ -21,6 +21,7 @@ from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.shards import TokenClips
 from diagd.tokenizers.vq import VQTokenizer, vq_model_class
+from tests.models.tiny import tiny_fields
 
 HEIGHT, WIDTH, PATCH_PX = 3, 5, 8
 HEIGHT_PX, WIDTH_PX = HEIGHT * PATCH_PX, WIDTH * PATCH_PX
@@ -44,13 +45,9 @@ def model_config(
     num_action_tokens: int = 1, height: int = HEIGHT, width: int = WIDTH
 ) -> ModelConfig:
     """Describe a two-layer MC-AR with 3-D RoPE for the little grid, or another."""
-    return ModelConfig(
+    fields = tiny_fields(
         hidden_size=32,
         intermediate_size=48,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
         vocab_size=NUM_CODES + (len(NAMES) if num_action_tokens else 0),
         image_vocab_size=NUM_CODES,
         max_positions=CONTEXT_FRAMES * (height * width + num_action_tokens) - num_action_tokens,
@@ -59,6 +56,7 @@ def model_config(
         num_action_tokens=num_action_tokens,
         position="rope3d",
     )
+    return ModelConfig(**fields)
 
 
 def random_model(config: ModelConfig, seed: int = 0) -> Transformer:

@@ -1,4 +1,4 @@
-"""Devices and number types by the names that people give them, and the best of them here."""
+"""Devices and number types by name, and the best of them on this machine."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from diagd.backends.names import DTypeName
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Tell whether products of bfloat16 numbers are an instruction of the device."""
+    """Return whether the device has instructions for bfloat16 products."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     features = cpu_features()
@@ -16,7 +16,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def cpu_features() -> Mapping[str, object]:
-    """Return what torch knows of the processor, such as `{"amx_bf16": True}`."""
+    """Return torch's features of the processor, such as `{"amx_bf16": True}`."""
     if hasattr(torch.cpu, "get_capabilities"):
         return torch.cpu.get_capabilities()
     queries = {
@@ -31,15 +31,15 @@ def cpu_features() -> Mapping[str, object]:
 
 
 def dtype_of(name: DTypeName) -> torch.dtype:
-    """Return the torch dtype to load weights in; int8 ones are rounded from float32 later."""
+    """Return the torch dtype to load weights in; int8 weights are quantized from float32 later."""
     dtype = torch.float32 if name == "int8" else getattr(torch, str(name), None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"dtype must be one of torch or a name such as bfloat16, got {name!r}")
+        raise ValueError(f"dtype must be a torch dtype or a name such as bfloat16, got {name!r}")
     return dtype
 
 
 def device_of(name: str) -> torch.device:
-    """Return the device of that name, or raise ValueError where it is not to be had."""
+    """Return the device of a name, or raise ValueError if it is not available."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -48,5 +48,5 @@ def device_of(name: str) -> torch.device:
         raise ValueError(f"device must be cpu or cuda, got {name!r}")
     count = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise ValueError(f"device {name!r} is not available: {count} CUDA devices")
+        raise ValueError(f"device {name!r} is not available, got {count} CUDA devices")
     return device

@@ -1,7 +1,8 @@
 """Merge a model's matrix products for decoding with PyTorch's kernels, and pack them on the CPU.
 
-A step of few lanes is bound by reading weights and by the number of calls. On the CPU `F.linear`
-reorders a weight for oneDNN on every call; packing does it once (dev/LOG.md). For inference only.
+Steps with few lanes are limited by reading weights and by the number of calls. On the CPU
+`F.linear` reorders a weight for oneDNN in every call; packing does it once (dev/LOG.md). Inference
+only.
 """
 
 from collections.abc import Callable
@@ -20,8 +21,8 @@ def can_pack(model: Transformer) -> bool:
 
 
 def multiplies_packed(dtype: torch.dtype) -> bool:
-    """Tell whether oneDNN multiplies a type on this processor; where not, packing may raise."""
-    if not torch.backends.mkldnn.is_available():  # nor are its operators, as on macOS
+    """Return whether oneDNN multiplies a type on this processor; if not, packing may raise."""
+    if not torch.backends.mkldnn.is_available():  # its operators are missing too, as on macOS
         return False
     return dtype == torch.float32 or (
         dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -29,9 +30,9 @@ def multiplies_packed(dtype: torch.dtype) -> bool:
 
 
 class MergedLinear(nn.Module):
-    """Linear layers of one input as one, their outputs side by side.
+    """Linear layers with one input, merged into one with concatenated outputs.
 
-    The state dict shows the layers apart, plain and bit-identical, under their own names.
+    The state dict holds the layers separately, plain and bit-identical, under their own names.
     """
 
     weight: Tensor | None
@@ -43,7 +44,7 @@ class MergedLinear(nn.Module):
         self.sizes = [layer.out_features for layer in layers.values()]
         weight = torch.cat([layer.weight.detach() for layer in layers.values()])
         biases = [layer.bias.detach() for layer in layers.values() if layer.bias is not None]
-        # oneDNN's layout is no tensor a module could register
+        # oneDNN's layout is not a tensor that a module could register
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight) if pack else None
         plain = not pack or weight.dtype == torch.float32
         self.register_buffer("weight", weight if plain else None, persistent=False)
@@ -68,15 +69,15 @@ class MergedLinear(nn.Module):
                 destination[".".join(filter(None, (parent, name, kind)))] = tensor
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MergedLinear":
-        raise ValueError("a merged model cannot be moved or cast: do that before merge_linears")
+        raise ValueError("merged models cannot be moved or cast: do that before merge_linears")
 
 
 def merge_linears(model: Transformer, pack: bool) -> Transformer:
-    """Merge the model's projections, in place, but not a tied output layer.
+    """Merge the model's projections in place, except for a tied output layer.
 
     Args:
-        pack: keep all weights in oneDNN's order, for eager runs where `can_pack` (`torch.compile`
-            packs by itself). In float32 the plain ones, faster for a single lane, stay beside them.
+            pack: store all weights in oneDNN's order, for eager runs if `can_pack` (`torch.compile`
+                packs by itself). In float32 the plain ones, faster for one lane, are kept as well.
     """
     for module in list(model.modules()):
         for merged, names in getattr(module, "mergeable", {}).items():
@@ -92,7 +93,7 @@ def merge_linears(model: Transformer, pack: bool) -> Transformer:
 
 
 def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round (N, K) to int8, a row's largest magnitude to 127; return (N,) float32 scales, too."""
+    """Quantize (N, K) to int8, a row's largest magnitude to 127; return (N,) float32 scales too."""
     scales = weight.abs().amax(1).clamp(min=1e-12) / 127
     return (weight / scales[:, None]).round().to(torch.int8), scales
 
@@ -103,7 +104,7 @@ class Int8Linear(nn.Module):
     def __init__(self, layer: nn.Linear | MergedLinear) -> None:
         super().__init__()
         assert layer.weight is not None
-        # no buffers: scales stay float32 when a model is cast
+        # not buffers: scales stay float32 when a model is cast
         self.weight, self.scales = round_to_int8(layer.weight.detach().float())
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
 
@@ -113,12 +114,12 @@ class Int8Linear(nn.Module):
 
 
 def int8_companion(device: torch.device) -> torch.dtype:
-    """Return the type of all but the rounded weights; in float16 sums of integers overflow."""
+    """Return the type of the other weights; in float16 sums of integers overflow."""
     return torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
 
 
 def round_linears(model: Transformer, dtype: torch.dtype) -> Transformer:
-    """Round a model's linear layers, not packed, in place, and cast what remains to `dtype`."""
+    """Quantize a model's linear layers (not packed) in place, and cast the rest to `dtype`."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear | MergedLinear):

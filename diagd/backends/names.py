@@ -1,4 +1,4 @@
-"""Devices' number types and backends by the names that people give them."""
+"""Names of number types and backends."""
 
 from typing import Literal
 

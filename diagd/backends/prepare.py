@@ -1,7 +1,7 @@
-"""The table of backends, and the choice among them: what runs the steps of a model here.
+"""The table of backends, and the choice of the one that runs a model's steps here.
 
 On the CPU the choice is measured: the first use of a model's shape times the candidates for about a
-second and keeps what it finds beside the kernels, for a day, unless the machine was busy.
+second and stores the result in the kernel cache for a day, unless the machine was busy.
 """
 
 import hashlib
@@ -40,16 +40,16 @@ logger = logging.getLogger("diagd")
 def prepare(
     model: Transformer, backend: Backend = "auto", int8: bool = False
 ) -> tuple[CausalModel, Backend]:
-    """Bring a model into the form that a backend runs; the model given is used up.
+    """Convert a model for a backend; consumes the model.
 
     Args:
-        backend: `auto` on CUDA is `triton`, or `cuda-graph` where there is no Triton for this GPU
-            and model; on the CPU the faster of `native` and `eager`, see `time_candidates`. Where
-            our kernels are found not to work, it is PyTorch's, with a warning.
-        int8: round the weights to 8 bits, which on the CPU only `native` and `webgpu` can run.
+        backend: `auto` on CUDA is `triton`, or `cuda-graph` if Triton does not support this GPU and
+            model; on the CPU the faster of `native` and `eager`, see `time_candidates`. If our
+            kernels fail, it is PyTorch's, with a warning.
+        int8: quantize the weights to 8 bits, on the CPU for `native` and `webgpu` only.
 
     Returns:
-        The model, and the backend that `auto` became.
+        The model, and the backend that `auto` resolved to.
     """
     if backend not in get_args(Backend):
         raise ValueError(f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}")
@@ -70,7 +70,7 @@ def prepare(
 _say_once = cache(logger.warning)
 
 
-class Candidate(NamedTuple):  # to run a model's steps on this CPU
+class Candidate(NamedTuple):  # for a model's steps on this CPU
     backend: Backend
     dtype: DTypeName
     times: StepTimes
@@ -78,26 +78,26 @@ class Candidate(NamedTuple):  # to run a model's steps on this CPU
 
 _CANDIDATES: dict[Backend, tuple[DTypeName, ...]] = {
     "native": ("float32", "bfloat16", "int8"),
-    "eager": ("float32", "bfloat16"),  # last, for its threads spin (`step_times.py`)
+    "eager": ("float32", "bfloat16"),  # last, as its threads spin (`step_times.py`)
 }
-ROUNDING_PAYS = 0.9  # of the time of the more exact type, or that one stays
-NATIVE_DTYPES = torch.float32, torch.bfloat16  # of models that our kernels run
-BUSY_SHARE = 0.3  # of the processor, in use by others: what was timed then is not kept
-KEPT_S = 86_400.0  # after which candidates are timed again
+ROUNDING_PAYS = 0.9  # a less exact type must take at most this share of the time
+NATIVE_DTYPES = torch.float32, torch.bfloat16  # weight types of our kernels
+BUSY_SHARE = 0.3  # of the processor, used by others, above which timings are not kept
+KEPT_S = 86_400.0  # seconds that timings are kept
 
 
 @cache
 def time_candidates(config: ModelConfig) -> list[Candidate]:
-    """Return what can run a model of this shape on the CPU, timed now or when it first was.
+    """Return the backends for a model's shape on the CPU, timed now or on first use.
 
-    Times are of two layers, or of the bundled world's where the model is large; they are kept for
-    the kernels, this torch, its threads and its limits. Where several processes come at the same
-    time, one takes them and the others wait for it.
+    Times are of two layers, or of the bundled world's if the model is large; they are stored for
+    these kernels, torch version, threads and limits. If several processes start at the same time,
+    one measures and the others wait for it.
     """
     shape = shape_to_time(config)
     path = _times_file(shape)
     lock = FileLock(path.with_name(".steps.lock"))
-    with suppress(OSError):  # where nothing can be kept, the next process times them again
+    with suppress(OSError):  # if nothing can be stored, the next process measures again
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     try:
@@ -116,14 +116,14 @@ def time_candidates(config: ModelConfig) -> list[Candidate]:
 
 
 def time_again(config: ModelConfig) -> None:
-    """Let the next `time_candidates` of a shape take its times anew, in this process and others."""
-    with suppress(OSError):  # there are none, or they are somebody else's
+    """Make the next `time_candidates` of a shape measure again, in this and other processes."""
+    with suppress(OSError):  # missing, or another user's
         os.utime(_times_file(shape_to_time(config)), (0, 0))
     time_candidates.cache_clear()
 
 
 def _read_times(path: Path) -> list[Candidate]:
-    with suppress(OSError, ValueError):  # there are none yet, or the file is damaged
+    with suppress(OSError, ValueError):  # missing or damaged
         kept = json.loads(path.read_text(encoding="utf-8"))
         return [Candidate(backend, dtype, StepTimes(*times)) for backend, dtype, times in kept]
     return []
@@ -148,10 +148,10 @@ def _time_candidates(shape: ModelConfig) -> list[Candidate]:
 def choose_dtype(
     name: DTypeChoice, device: torch.device, config: ModelConfig = REFERENCE
 ) -> DTypeName:
-    """Return the number type of that name for the weights of a model.
+    """Return the weight type for a name.
 
-    `auto` is bfloat16 where the GPU multiplies it, or on the CPU takes less time, else float32;
-    `fastest` may also be int8 on the CPU.
+    `auto` is bfloat16 if the GPU multiplies it or it is faster on the CPU, else float32; `fastest`
+    may also be int8 on the CPU.
     """
     if name not in ("auto", "fastest"):
         return name
@@ -164,7 +164,7 @@ def choose_dtype(
     if name == "auto":
         del costs["int8"]
     chosen: DTypeName = "float32"
-    for dtype, cost in costs.items():  # the most exact one first
+    for dtype, cost in costs.items():  # from the most exact one
         chosen = dtype if cost < ROUNDING_PAYS * costs[chosen] else chosen
     return chosen
 
@@ -172,9 +172,9 @@ def choose_dtype(
 def choose_backend(
     name: Backend, device: torch.device, dtype: str, config: ModelConfig = REFERENCE
 ) -> Backend:
-    """Return the backend that `auto` is for weights of a type, for all who share a run.
+    """Return the backend of `auto` for weights of a type, shared by all processes of a run.
 
-    It stays `auto` on a GPU, and on a CPU where our kernels are found not to work.
+    It stays `auto` on a GPU, and on a CPU if our kernels fail.
     """
     if name != "auto" or device.type != "cpu":
         return name
@@ -192,7 +192,7 @@ def _times_file(shape: ModelConfig) -> Path:
 
 def _digest_of(shape: ModelConfig) -> str:
     try:
-        load_library()  # whose failure is remembered
+        load_library()  # a failure is remembered
         kernels = find_or_make().name
     except OSError as error:
         kernels = str(error)
@@ -208,7 +208,7 @@ def _best(model: Transformer, int8: bool) -> Backend:
         return "eager"
     name = "int8" if int8 else str(model.dtype).removeprefix("torch.")
     chosen = choose_backend("auto", model.device, name, model.config)
-    return "native" if chosen == "auto" else chosen  # it fails, and says why
+    return "native" if chosen == "auto" else chosen  # it fails with the reason
 
 
 def _native(model: Transformer, int8: bool) -> CausalModel:
@@ -234,12 +234,12 @@ def _with_kernels(model: Transformer, int8: bool) -> TritonModel:
     if (reason := why_not(model)) is not None:
         raise OSError(reason)
     dtype = int8_companion(model.device) if int8 else model.dtype
-    load_kernels(model.config, dtype, model.device)  # it may fail, and then the model is whole
+    load_kernels(model.config, dtype, model.device)  # if it fails, the model is unchanged
     return TritonModel(_merged(model, int8))
 
 
-# A backend's name (also in `Backend`), and what makes its model: ValueError where it cannot run
-# this one, OSError where something is missing on this machine.
+# A backend's name (also in `Backend`), and a function that makes its model: ValueError if it does
+# not support the model, OSError if something is missing on this machine.
 BACKENDS: dict[str, Callable[[Transformer, bool], CausalModel]] = {
     "native": _native,
     "eager": _eager,

@@ -1,11 +1,11 @@
-"""Steps that are compiled by `torch.compile`, or captured as CUDA graphs and replayed.
+"""Steps compiled by `torch.compile`, or captured as CUDA graphs and replayed.
 
-Models decode the same tokens; their `forward` and `sample` may not wait or branch on data.
+Models generate the same tokens; their `forward` and `sample` must not wait or branch on data.
 
-A graph works in the memory that it was captured over, so graphs stay with those buffers, of which
-one set outlives its stream: the model's next stream that fits takes them over, and replays from its
-first step on. All graphs of a device are captured on one stream, since cuBLAS keeps tens of
-megabytes for each that it has seen, and share one pool for what lies between kernels.
+A graph is bound to the memory it was captured over, so graphs belong to those buffers, of which one
+set outlives its stream: the model's next stream that fits reuses them, and replays from its first
+step on. All graphs of a device are captured on one stream, as cuBLAS keeps tens of megabytes per
+stream, and share one memory pool for intermediate results.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ from diagd.decoding.step import Lanes, run_step, whole_blocks
 from diagd.decoding.visibility import NEVER
 
 COMPILED_BLOCK, CAPTURED_BLOCK = 256, 512  # cache slots are read in whole blocks: few shapes
-NOT_COMPILED = "choose a backend that does not compile, such as eager or cuda-graph"
-MAX_GRAPHS = 256  # kept over one memory; then those captured first leave
+NOT_COMPILED = "use a backend that does not compile, such as eager or cuda-graph"
+MAX_GRAPHS = 256  # per memory; beyond, the oldest are dropped
 _SIDE_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
 
 
@@ -40,7 +40,7 @@ class Compiled(ModelWrapper[Behind]):
 
 
 class Captured(ModelWrapper[Behind]):
-    """A model on CUDA whose steps are captured, if `compiled` after `torch.compile` fused them."""
+    """A model on CUDA with captured steps, if `compiled` after fusion by `torch.compile`."""
 
     replays = True
 
@@ -55,11 +55,11 @@ class Captured(ModelWrapper[Behind]):
     def make_buffers(self, batch_size: int, num_slots: int, context: Tensor | None) -> Buffers:
         kept, self._waiting = self._waiting, None
         if kept is None or not self._renew(kept[0], batch_size, num_slots, context):
-            kept = None  # gone before others are allocated: the memory may not hold two
+            kept = None  # freed before others are allocated: the memory may not hold both
             slots = whole_blocks(num_slots, CAPTURED_BLOCK)
             buffers = super().make_buffers(batch_size, slots, context)
             kept = buffers, Graphs(self.model.device, buffers.held.shape[1] - 1)
-        lent = dataclasses.replace(kept[0])  # when the stream lets go of it, the memory waits
+        lent = dataclasses.replace(kept[0])  # the memory is kept when the stream releases it
         self._graphs[lent] = kept[1]
         weakref.finalize(lent, _wait, weakref.ref(self), kept).atexit = False
         return lent
@@ -93,11 +93,11 @@ def _wait(model: "weakref.ref[Captured[Any]]", kept: "tuple[Buffers, Graphs]") -
 class Graph(NamedTuple):
     graph: torch.cuda.CUDAGraph
     lanes: Tensor  # that it reads
-    code: Any  # compiled, whose kernels it launches
+    code: Any  # compiled code whose kernels it launches
 
 
 class Graphs:
-    """The graphs captured over one memory, whose slot `scratch` nobody sees."""
+    """The graphs captured over one memory, in which slot `scratch` is never visible."""
 
     def __init__(self, device: torch.device, scratch: int) -> None:
         self.device, self.scratch = device, scratch
@@ -112,9 +112,9 @@ class Graphs:
         first: int,
         compiled: bool,
     ) -> float:
-        """Replay a step, captured when the first of its kind and shape is run, in seconds returned.
+        """Replay a step, captured on the first run of its kind and shape; return capture seconds.
 
-        All it touches besides the lanes stays where it is; `compiled`, it is a `partial`.
+        All memory it uses except the lanes must stay in place; `compiled`, it is a `partial`.
         """
         num_slots, started = whole_blocks(num_slots, CAPTURED_BLOCK), time.perf_counter()
         key, seconds = (kind, first, lanes.shape, num_slots), 0.0
@@ -133,9 +133,9 @@ class Graphs:
     def _capture(
         self, step: StepFunction, lanes: Tensor, num_slots: int, first: int, compiled: bool
     ) -> Graph:
-        """Warm up, with lanes that write to scratch only, and capture, which runs nothing."""
+        """Warm up, with lanes that only write to scratch, and capture, which executes nothing."""
         code = None
-        if compiled:  # the code is kept, not its arguments, which hold what holds this
+        if compiled:  # the code is kept, not its arguments, which refer back to this object
             assert isinstance(step, partial)
             code = compile_for_one_shape(step.func)
             step = partial(code, *step.args)
@@ -149,7 +149,7 @@ class Graphs:
         with torch.cuda.stream(side):
             step(warming, num_slots, first)
         torch.cuda.current_stream().wait_stream(side)
-        # a pool is no more when the last graph in it is gone
+        # a pool ends with its last graph
         pool = next((captured.graph.pool() for captured in self._captured.values()), None)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool, side, capture_error_mode="thread_local"):
@@ -158,10 +158,10 @@ class Graphs:
 
 
 def compile_for_one_shape(function: FunctionType) -> Callable[..., None]:
-    """Return a function that does the same, compiled when it is first called, for one shape only.
+    """Return an equivalent function, compiled on its first call, for one shape only.
 
-    Compiled code stays with the code of a function for ever, and the ninth shape of a function is
-    an error. So every shape has a function of its own, whose code goes with it.
+    Compiled code lives as long as the code of its function, and a function's ninth shape is an
+    error. So every shape gets its own function, and its code is freed with it.
     """
     bound = function.__name__, function.__defaults__, function.__closure__
     own = FunctionType(function.__code__.replace(), function.__globals__, *bound)
@@ -172,16 +172,16 @@ def compile_for_one_shape(function: FunctionType) -> Callable[..., None]:
 def compile_or_refuse(
     function: Callable[..., Any], advice: str, **options: Any
 ) -> Callable[..., Any]:
-    """Compile a function when it is first called; a failure is a ValueError that ends in advice."""
+    """Compile a function on its first call; a failure is a ValueError that ends in advice."""
     compiled = torch.compile(function, **options)
 
     def run(*arguments: Any) -> Any:
-        from torch._dynamo.exc import TorchDynamoException  # here, for it takes a second
+        from torch._dynamo.exc import TorchDynamoException  # here, as it takes a second
 
         try:
             return compiled(*arguments)
         except TorchDynamoException as error:
-            cause = getattr(error, "inner_exception", error)  # of whatever compiles
+            cause = getattr(error, "inner_exception", error)  # of any compiler backend
             reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
             said = f"torch.compile cannot compile a step here ({reason}): {advice}"
             raise ValueError(said) from None

@@ -1,7 +1,7 @@
 """Time steps of models of one shape side by side: one lane, as in raster order, and a diagonal's.
 
-Models take turns, so a machine that slows down slows all of them; PyTorch's come last, for its
-threads spin on the cores for a while after they have computed.
+Models take turns, so a slow spell of the machine affects all of them; PyTorch's come last, as its
+threads spin on the cores for a while after computing.
 """
 
 import dataclasses
@@ -17,20 +17,20 @@ from diagd.decoding.model import CausalModel
 from diagd.decoding.visibility import Seen
 from diagd.models.config import ModelConfig
 
-MAX_SIZE = 2**24  # of a layer's widths: of a larger one no copy is made to be timed
+MAX_SIZE = 2**24  # of a layer's widths; larger models are not copied for timing
 Name = TypeVar("Name", bound=str)
 MIN_ROUNDS, SECONDS, TURN = 3, 0.5, 0.01
-ENOUGH = 50  # steps that count, of which the least is taken: tiny models make them in no time
+ENOUGH = 50  # counted steps, of which the fastest is used: tiny models finish them immediately
 
 
 class StepTimes(NamedTuple):
-    """Milliseconds of a step of one lane, and of a diagonal's at k=1; the least of all rounds."""
+    """Milliseconds of a step of one lane, and of a diagonal's at k=1; the minimum of all rounds."""
 
     raster_ms: float
     diagonal_ms: float
 
     @property
-    def cost(self) -> float:  # by which candidates are compared
+    def cost(self) -> float:  # to compare candidates
         return (self.raster_ms * self.diagonal_ms) ** 0.5
 
 
@@ -45,7 +45,7 @@ REFERENCE = _two_layers_of(ModelConfig.from_dict(json.loads(_BUNDLED)))
 
 
 def shape_to_time(config: ModelConfig) -> ModelConfig:
-    """Return two layers of a model, or `REFERENCE` where they are too large to be made for this."""
+    """Return two layers of a model, or `REFERENCE` if they are too large to copy."""
     is_large = config.hidden_size * (config.intermediate_size + config.vocab_size) > MAX_SIZE
     return REFERENCE if is_large else _two_layers_of(config)
 
@@ -62,9 +62,9 @@ def time_steps(config: ModelConfig, models: Mapping[Name, CausalModel]) -> dict[
 def in_turns(
     models: Mapping[Name, CausalModel], lanes: int, seen: int, seconds: float
 ) -> dict[Name, list[float]]:
-    """Return what each of a model's steps took, of so many lanes that see so many slots.
+    """Return the times of each model's steps, for these lanes and visible slots.
 
-    Of a model's turn the first half does not count: it fetches weights into the cache.
+    The first half of a model's turn is a warm-up that loads weights into the cache.
     """
     slots = torch.arange(seen - lanes, seen)
     tokens, held = torch.zeros(1, lanes, dtype=torch.int64), torch.arange(seen)

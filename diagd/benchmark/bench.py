@@ -1,8 +1,8 @@
 """Time strategies side by side on the same weights: raster, diagonals, exact, Hugging Face.
 
-Speedup is over raster of the same dtype and backend. Efficiency is the speedup divided by the cut
-in steps: 1 means that a step of many lanes costs what a step of one lane costs, so the whole cut
-became wall-clock. The first run of each row (with compilation) is timed apart.
+Speedup is over raster of the same dtype and backend. Efficiency is speedup divided by the reduction
+in steps: 1 means that a step of many lanes costs no more than a step of one lane. The first run of
+each row (with compilation) is timed separately.
 
     diagd bench --model mc-ar-42m --grid 2x14x24 -k 1 2 4 --dtype int8
     diagd bench --quick
@@ -53,12 +53,12 @@ class Inputs:
 
 
 class Run(NamedTuple):
-    seconds: float  # of decoding, captures of CUDA graphs left out
+    seconds: float  # decoding time, without CUDA graph capture
     tokens: Tensor  # (1, T, H, W)
     num_steps: int
-    num_fed: int | None = None  # tokens fed in them
+    num_fed: int | None = None  # tokens fed in these steps
     capture_seconds: float = 0.0
-    times: steps.StepTimes | None = None  # not of Hugging Face's steps, nor of webgpu's
+    times: steps.StepTimes | None = None  # None for Hugging Face and webgpu
 
 
 @dataclass
@@ -68,8 +68,8 @@ class Row:
     strategy: str
     context_frames: int
     run: Callable[[], Run]
-    weight_bytes: int = 0  # of each weight, as the backend keeps it
-    runs: list[Run] = field(default_factory=list)  # the first one warms up
+    weight_bytes: int = 0  # bytes a weight, as the backend stores it
+    runs: list[Run] = field(default_factory=list)  # the first run warms up
 
     @property
     def seconds(self) -> float:
@@ -86,13 +86,13 @@ def engine_rows(
     sampling: SamplingOptions,
     sample: int | None = None,
 ) -> list[Row]:
-    """Make a row for each strategy after each prompt (all of one text); the model is used up.
+    """Make a row for each strategy and prompt (all with one text); consumes the model.
 
-    All share an engine with the whole context. For `sample` see `Stopwatch`.
+    The rows share one engine of full context length. For `sample` see `Stopwatch`.
     """
     config, device = model.config, model.device
     prepared, backend = prepare(model, backend, dtype == "int8")
-    knows_steps = backend != "webgpu"  # which records them, and runs those of a frame together
+    knows_steps = backend != "webgpu"  # webgpu records its steps and runs a frame's together
     has_parts = knows_steps and device.type == "cpu" and not prepared.replays
     stopwatch = steps.Stopwatch(prepared, has_parts, sample)
     engine = DecodingEngine(stopwatch, config.frame, sampling=sampling, context=inputs[0].text)
@@ -104,7 +104,7 @@ def engine_rows(
         started = synchronized_time(device)
         frames = list(engine.decode(strategy, given.actions))
         seconds = synchronized_time(device) - started - engine.capture_seconds
-        times = stopwatch.take() if knows_steps else None
+        times = stopwatch.collect() if knows_steps else None
         if sample and times:
             seconds = statistics.mean(times.seconds) * engine.stream.num_steps
         counts = engine.stream.num_steps, engine.stream.num_fed
@@ -120,7 +120,7 @@ def engine_rows(
 
 
 def hugging_face(model: Transformer, grid: TokenGrid) -> Callable[[Inputs], Run]:
-    """Make the baseline everybody has: greedy `generate`, a frame a call, the cache kept."""
+    """Make the Hugging Face baseline: greedy `generate`, one call per frame, cache kept."""
     transformers, ours = (import_module(name) for name in ("transformers", HUGGING_FACE_MODELS))
     llama = ours.llama_of(model)
 
@@ -150,9 +150,9 @@ def hugging_face(model: Transformer, grid: TokenGrid) -> Callable[[Inputs], Run]
 
 
 def time_rows(rows: list[Row], repeats: int) -> None:
-    """Run every row once to warm up and print its speed, then time all rows in turns.
+    """Warm up every row and print its speed, then time the rows in turns.
 
-    So a machine that is slow throughout slows all of them alike.
+    Taking turns spreads a slow spell of the machine over all rows.
     """
     console = make_console()
     with progress("benchmark", len(rows) * (repeats + 1)) as job:
@@ -183,7 +183,7 @@ def report_rows(
         ]
         raster = min(rasters, key=lambda other: other.seconds)
         baselines = {one.dtype: one.seconds for one in beside if one.strategy == HUGGING_FACE}
-        baseline = baselines.get(row.dtype, baselines.get("float32"))  # it has no int8
+        baseline = baselines.get(row.dtype, baselines.get("float32"))  # Hugging Face has no int8
         (first, *timed), seconds = row.runs, row.seconds
         speedup, step_ratio = raster.seconds / seconds, grid.num_tokens / first.num_steps
         line: dict[str, Any] = {
@@ -228,7 +228,7 @@ def _limits(
     count, total = len(seconds), sum(seconds)
     read = sum(steps.bytes_read(config, one, row.weight_bytes, cache_bytes) for one in times)
     done = sum(steps.flops(config, one) for one in times)
-    # what caches hold from step to step is read faster than memory
+    # weights that stay in the processor's caches are read faster than memory
     rate = max(ceilings.bytes_per_second, steps.read_rate(device, round(read / count)))
     return {
         "step_ms": {
@@ -250,7 +250,7 @@ def _limits(
 def _attention(
     row: Row, times: list[steps.StepTimes], config: ModelConfig, device: torch.device
 ) -> str:
-    """Name what attends in the widest step: our kernels, or the one that PyTorch chooses."""
+    """Name the attention kernel of the widest step: ours, or PyTorch's choice."""
     if row.backend == "native":
         return "native"
     if row.backend in ("triton", "compiled-graph"):
@@ -268,15 +268,15 @@ def _attention(
     return SDPBackend(choice).name.lower()
 
 
-# The bounds are far from what undisturbed rows showed (docs/results/bench_cpu.jsonl).
-# Repeats do the same work; undisturbed, the slowest took at most 1.26 times as long as the fastest.
-# One that takes twice as long had half of the machine.
+# Both bounds are well above undisturbed rows (docs/results/bench_cpu.jsonl).
+# Repeats do the same work; undisturbed, the slowest took at most 1.26 times the fastest.
+# A repeat that takes twice as long had half of the machine.
 MAX_REPEATS_APART = 2.0
-# Steps differ in lanes and in slots that they see, so the slowest take up to 3 times the median.
-# From 10 times on, one step in a hundred adds a tenth to the time of all.
+# Steps differ in lanes and visible slots, so the slowest take up to 3 times the median.
+# At 10 times, one step in a hundred adds a tenth to the total.
 MAX_TAIL = 10.0
-# The parts of a step are means over all repeats; the milliseconds of a step are the median
-# repeat's. Undisturbed, the parts added up to at most 1.1 times those.
+# The parts of a step are means over all repeats; its milliseconds are the median repeat's.
+# Undisturbed, the parts added up to at most 1.1 times the step.
 MAX_PARTS_OVER_STEP = 1.5
 MARK = "!"
 
@@ -293,7 +293,7 @@ def is_disturbed(row: dict[str, Any]) -> bool:
 
 
 def disturbed_note(names: Sequence[str]) -> str:
-    """Format the line under a table for the rows marked in it."""
+    """Format the note below a table that has marked rows."""
     return f"{MARK} disturbed: {', '.join(names)} (times contradict each other): measure again"
 
 
@@ -358,7 +358,7 @@ def shown_columns(texts: dict[str, str], rows: list[dict[str, Any]]) -> dict[str
 
 
 def after(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """Format how many frames a row goes on from, where rows differ in that."""
+    """Format a row's number of context frames, if rows differ in it."""
     counts = {other["context_frames"] for other in rows}
     return f" after {row['context_frames']}" if len(counts) > 1 else ""
 
@@ -385,17 +385,17 @@ def main(options: BenchOptions) -> dict[str, Any]:
     if options.baseline == "auto" and not (options.steps or options.temperature):
         has_baseline = config.is_llama
         if not has_baseline:
-            make_console().print(f"no Hugging Face beside it: it has no model like {options.model}")
+            make_console().print(f"no Hugging Face baseline: no model like {options.model} there")
     dtypes: list[DTypeName] = [choose_dtype(name, device, config) for name in options.dtype]
     for dtype in dict.fromkeys(dtypes):
-        # of products of bytes nothing is known here: the faster of the other two stands in
+        # int8 rates are not measured here: use the faster of the other two
         multiplied = [torch.float32, torch.bfloat16] if dtype == "int8" else [dtype_of(dtype)]
         ceilings[dtype] = steps.measure_ceilings(device, *multiplied)
         if has_baseline and dtype != "int8":
             run = hugging_face(load(dtype=dtype_of(dtype)), grid)
             for given in inputs:
                 rows.append(Row(dtype, "", HUGGING_FACE, given.context_frames, partial(run, given)))
-        for backend in options.backend:  # each uses up a model: a large one is there once
+        for backend in options.backend:  # each consumes a model, so a large one is loaded only once
             model = load(dtype=dtype_of(dtype))
             rows += engine_rows(
                 model, dtype, backend, strategies, grid, inputs, sampling, options.steps
@@ -420,7 +420,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
 def _inputs(
     options: BenchOptions, config: ModelConfig, grid: TokenGrid, device: torch.device, count: int
 ) -> Inputs:
-    """Draw a prompt of prefix and `count` frames, actions, and a text where one is read."""
+    """Draw a random prompt of prefix and `count` frames, actions, and text states if needed."""
     generator, num_actions = torch.Generator().manual_seed(options.seed), config.num_action_tokens
     image_ids = 0, config.image_vocab_size
     other_ids = min(config.image_vocab_size, config.vocab_size - 1), config.vocab_size
@@ -435,11 +435,11 @@ def _inputs(
     )
     coming = draw(other_ids, grid.num_frames, num_actions)
     if (length := prompt.numel() + grid.num_tokens + coming.numel()) > config.max_positions:
-        raise ValueError(f"prompt and grid take {length} of {config.max_positions} positions")
+        raise ValueError(f"prompt and grid need {length} of {config.max_positions} positions")
     text = torch.randn(1, NUM_PLACES, config.context_size, generator=generator).to(device)
     return Inputs(prompt, count, coming, text if config.context_size else None)
 
 
 def config_of(name: str) -> ModelConfig:
-    """Return the shape of a preset, or of a model as `load_model` takes it."""
+    """Return the config of a preset, or of a model in any form that `load_model` accepts."""
     return PRESETS[name] if name in PRESETS else find_model(name).config

@@ -1,9 +1,9 @@
-"""Describe this machine, what of diagd will run on it, and how fast a world is here.
+"""Report this machine's hardware, the kernels that run on it, and a world's speed.
 
-diagd doctor                   # some ten seconds, five of them a probe
+diagd doctor                   # ten seconds, half of them a speed probe
 diagd doctor --seconds 0       # no probe
-diagd doctor --model maze      # what auto is for another model
-diagd doctor --again           # time anew, on a quiet machine
+diagd doctor --model maze      # choose backend and dtype for another model
+diagd doctor --again           # ignore stored timings; needs a quiet machine
 """
 
 import itertools
@@ -47,14 +47,14 @@ INSTRUCTIONS = {  # by torch's names of capabilities
 
 
 def machine_facts() -> dict[str, Any]:
-    """Return versions, processor, memory, and how much of them is in use now."""
+    """Return versions, processor, memory, and how much of them is in use."""
     neighbours = Neighbours()
     time.sleep(LOOK_S)
     others = neighbours.share()
     follow_free_cores()
     memory, features = psutil.virtual_memory(), cpu_features()
     instructions = [name for feature, name in INSTRUCTIONS.items() if features.get(feature)]
-    level = torch.backends.cpu.get_cpu_capability()  # of a torch that knows no more
+    level = torch.backends.cpu.get_cpu_capability()  # coarser, of an older torch
     if not instructions and level != "DEFAULT":
         instructions = [level]
     return {
@@ -103,7 +103,7 @@ def gpu_line(gpu: dict[str, Any]) -> str:
 
 
 def kernel_facts() -> dict[str, Any]:
-    """Return which kernels run here, or why none do; build, test and time them if need be."""
+    """Return which kernels run here, or why none do; build, test and time them if needed."""
     origin = problem = None
     try:
         load_library()
@@ -123,21 +123,21 @@ def kernel_facts() -> dict[str, Any]:
 
 
 def choices(device: torch.device, model: str) -> dict[str, Any]:
-    """Return what `auto` is for a model, and why; on the CPU with what was timed."""
+    """Return the backend and dtype that `auto` chooses, with reasons, and timings on the CPU."""
     config, timed = find_model(model).config, []
     name, fastest = (choose_dtype(kind, device, config) for kind in ("auto", "fastest"))
     if device.type == "cuda":
         backend = "triton", "our Triton kernels, in captured steps"
         if (problem := why_not_on(device)) is not None:
-            backend = "cuda-graph", f"captured steps of PyTorch's kernels; triton: {problem}"
-        why = "nothing here multiplies bfloat16 faster"
+            backend = "cuda-graph", f"PyTorch's kernels in captured steps; triton: {problem}"
+        why = "bfloat16 is not faster here"
         if name == "bfloat16":
-            why = f"multiplied by {torch.cuda.get_device_name(device)}"
+            why = f"fast on {torch.cuda.get_device_name(device)}"
     else:
         timed = time_candidates(config)
         best = min((one for one in timed if one.dtype == name), key=lambda one: one.times.cost)
-        backend = best.backend, "the fastest of the candidates in this type"
-        why = "bfloat16 where that takes a tenth less time than float32"
+        backend = best.backend, "the fastest candidate in this type"
+        why = "bfloat16 if at least a tenth faster than float32"
     return {
         "backend": {"name": backend[0], "why": backend[1]},
         "dtype": {"name": name, "why": why},
@@ -151,17 +151,17 @@ def choices(device: torch.device, model: str) -> dict[str, Any]:
 def probe_speed(
     device: torch.device, model: str, seconds: float, strategies: tuple[str, ...]
 ) -> dict[str, float]:
-    """Return frames a second of a world, as `diagd play` shows it, pixels included."""
+    """Return a world's frames per second, as in `diagd play`, detokenizing included."""
     found, prompt = find_model(model), WorldSource(model).folder / "prompt.mp4"
     speeds: dict[str, float] = {}
     if not found.config.num_action_tokens or not prompt.is_file():
-        return speeds  # nothing to go on from
+        return speeds  # no prompt to continue
     world = VideoGenerator.from_pretrained(model, device, "fastest")
     assert world.vocabulary is not None
     start = read_video(prompt).frames[-1:]
     for strategy in strategies:
         frames = world.stream(start, itertools.repeat(world.vocabulary.names[1]), strategy=strategy)
-        next(frames)  # warms up
+        next(frames)  # warm-up
         started, count = time.monotonic(), 0
         while not count or time.monotonic() - started < seconds / len(strategies):
             next(frames)
@@ -171,7 +171,7 @@ def probe_speed(
 
 
 def main(options: DoctorOptions) -> dict[str, Any]:
-    """Look at the machine, print a line for each fact, then measure."""
+    """Collect facts, print a line for each, then measure."""
     device, console, model = device_of(options.device), make_console(), options.model
     if options.again:
         time_again(find_model(model).config)
@@ -202,12 +202,12 @@ def main(options: DoctorOptions) -> dict[str, Any]:
             note = "auto" if pair == auto else "--dtype int8" if one["dtype"] == "int8" else ""
             times = (f"{one[name]:.2f}" for name in ("raster_ms", "diagonal_ms"))
             lines.append([" ".join(pair), *times, note])
-        title = f"ms a step (two layers of {model}, or of doom for a large model)"
+        title = f"ms per step (two layers of {model}, or of doom if it is large)"
         print_table(console, title, ["", "one lane", "a diagonal", ""], lines)
     for warning in report["warnings"]:
         say("warning", warning)
     if options.seconds:
-        with waiting(f"dreaming for {options.seconds:g} seconds"):
+        with waiting(f"generating for {options.seconds:g} seconds"):
             speeds = probe_speed(device, model, options.seconds, ("raster", "k=1"))
         report["frames_per_second"], fastest = speeds, chosen["fastest"]
         for strategy, speed in speeds.items():
@@ -222,7 +222,7 @@ def _warnings(machine: dict[str, Any], kernels: dict[str, Any]) -> list[str]:
     if machine["used_by_others"] > BUSY_SHARE:
         warnings.append(
             f"other programs use {machine['used_by_others']:.0%} of the processor: "
-            "expect less speed than when it is left alone, and measure nothing now"
+            "speeds here are lower than on an idle machine; do not benchmark now"
         )
     if machine["threads"] > machine["cores_allowed"]:
         warnings.append(
@@ -259,14 +259,14 @@ def _lines(report: dict[str, Any]) -> dict[str, str]:
 
 
 def _detectors(paths: dict[str, str | None]) -> str:
-    """Name those whose weights are there, and the commands that bring the others."""
+    """Format the detectors whose weights are installed, and the commands to install the others."""
     there = ", ".join(name for name, path in paths.items() if path) or "none"
     commands = dict.fromkeys(PUBLISHED[name].command for name, path in paths.items() if not path)
-    return f"{there}; more by {', '.join(commands)}" if commands else there
+    return f"{there}; install more with {', '.join(commands)}" if commands else there
 
 
 def _verdict(raster: float, speed: float) -> str:
-    """Judge frames a second in raster order, and along diagonals, for those who want to play."""
+    """Rate frames per second, in raster order and along diagonals, for playing."""
     real_time = GenerationDefaults().fps
     slowdown, slower = real_time / speed, f"times slower than real time ({real_time:g}/s)"
     if slowdown <= 1:
@@ -278,6 +278,6 @@ def _verdict(raster: float, speed: float) -> str:
     if speed > raster:
         return verdict
     return (
-        f"{verdict}; k=1 is no faster than raster order ({speed / raster:.1f} times): a defect, "
-        "please report it with the lines above"
+        f"{verdict}; k=1 is no faster than raster order ({speed / raster:.1f} times): this is a "
+        "bug, please report it with the lines above"
     )

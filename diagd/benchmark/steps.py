@@ -1,4 +1,4 @@
-"""Time steps, count what they read and compute, and measure the machine's ceilings."""
+"""Time steps, count bytes read and operations, and measure the machine's limits."""
 
 import ctypes
 import time
@@ -28,14 +28,14 @@ _REPEATS = 5
 class Ceilings:
     """Measured limits of a machine."""
 
-    bytes_per_second: float  # of reading 1 GiB with all threads; of copying it on a GPU, both ways
-    flops_per_second: float  # of a square matrix product, of the fastest number type
+    bytes_per_second: float  # of reading 1 GiB with all threads; on a GPU of copying it, both ways
+    flops_per_second: float  # square matrix product, in the fastest number type
 
 
 @cache
 def measure_ceilings(device: torch.device, *dtypes: torch.dtype) -> Ceilings:
-    """Measure the machine's limits, once: the best of five runs each."""
-    # PyTorch's own loop for bfloat16, where oneDNN does not multiply it, takes minutes
+    """Measure the machine's limits, once: the best of five runs for each."""
+    # PyTorch's own bfloat16 loop, used where oneDNN has none, takes minutes
     if device.type == "cpu" and not multiplies_packed(torch.bfloat16):
         dtypes = (torch.float32,)
     stream, moved = _stream(torch.ones(_STREAM_NUMBERS, device=device))
@@ -50,21 +50,21 @@ def measure_ceilings(device: torch.device, *dtypes: torch.dtype) -> Ceilings:
 
 @cache
 def read_rate(device: torch.device, num_bytes: int) -> float:
-    """Measure the bytes a second of reading so many again and again; caches hold few of them."""
+    """Measure the bytes per second of reading `num_bytes` repeatedly; a few stay in caches."""
     stream, moved = _stream(torch.ones(min(_STREAM_NUMBERS, num_bytes // 4 + 1), device=device))
     return moved / _fastest(stream, device)
 
 
 def _stream(numbers: torch.Tensor) -> tuple[Callable[[], object], int]:
-    """Return a function that goes through the numbers once, and how many bytes it moves."""
+    """Return a function that reads the numbers once, and how many bytes it moves."""
     if numbers.device.type != "cpu":
         goal = torch.empty_like(numbers)
         return lambda: goal.copy_(numbers), 2 * numbers.nbytes
     try:
         stream = load_library().stream
-    except OSError:  # our own loop cannot be built
+    except OSError:  # our own loop does not build here
         return numbers.sum, numbers.nbytes
-    return lambda: stream(  # holds the numbers, not only their address
+    return lambda: stream(  # keeps the numbers alive, not only their address
         ctypes.c_void_p(numbers.data_ptr()),
         ctypes.c_int64(numbers.numel()),
         torch.get_num_threads(),
@@ -87,36 +87,36 @@ class StepTimes:
     seconds: list[float] = field(default_factory=list)
     lanes: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
-    # `forward` (the native kernels tell how much of it `linears` and `attention` are), `sampling`,
+    # `forward` (the native kernels split it into `linears` and `attention`), `sampling`,
     # and `bookkeeping`, the rest of a step
     parts: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class Stopwatch(ModelWrapper[CausalModel]):
-    """A model that times another one, and the steps in which an engine runs it.
+    """Time a model, and the steps in which an engine runs it.
 
-    Nothing in a step waits for the device. With `parts`, the model and the sampler are timed, too:
-    on the CPU with eager steps only, for a compiled or captured step has no seams. With
-    `sample_size`, about so many steps of each run, evenly spread, are run and timed, and the others
-    and the prompt skipped: what is written then means nothing, but a step takes as long as ever.
+    No step waits for the device. With `parts`, model and sampler are timed as well, on the CPU with
+    eager steps only: compiled and captured steps cannot be split. With `sample_size`, only about
+    that many steps of each run, evenly spaced, are run and timed; the others and the prompt are
+    skipped: the tokens are then meaningless, but step times are unaffected.
     """
 
     def __init__(self, model: CausalModel, parts: bool, sample_size: int | None = None) -> None:
         super().__init__(model)
         self.sample_size = sample_size
         self._times = StepTimes()
-        self._moments: list[tuple[Any, Any]] = []  # at which each step began and ended
+        self._moments: list[tuple[Any, Any]] = []  # start and end of each step
         self._stride, self._num_seen = 1, 0
         self._in_step = False
-        self._counters: Tensor | None = None  # NativeModel.seconds, ever growing
+        self._counters: Tensor | None = None  # NativeModel.seconds, cumulative
         if parts and isinstance(model, NativeModel):
-            if model.seconds is None:  # one for all that time the model
+            if model.seconds is None:  # shared by all users of the model
                 model.seconds = torch.zeros(4, dtype=torch.float64)
             self._counters = model.seconds
         self._by_part = parts and self._counters is None
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        if self.sample_size and not self._in_step:  # a prompt is read
+        if self.sample_size and not self._in_step:  # prefill
             return torch.empty(0)
         return self._timed("forward", super().forward, args, kwargs)
 
@@ -124,12 +124,12 @@ class Stopwatch(ModelWrapper[CausalModel]):
         return self._timed("sampling", super().sample, args, kwargs)
 
     def begin(self, num_steps: int) -> None:
-        """Spread the sample over a run of so many steps."""
+        """Spread the sample over a run of `num_steps`."""
         self._num_seen = 0
         self._stride = max(1, num_steps // self.sample_size) if self.sample_size else 1
 
-    def take(self) -> StepTimes:
-        """Return what was measured since the last call, once the device is done."""
+    def collect(self) -> StepTimes:
+        """Return the measurements since the last call; waits for the device."""
         times, self._times = self._times, StepTimes()
         on_cpu, moments, self._moments = self.device.type == "cpu", self._moments, []
         times.seconds = [b - a if on_cpu else a.elapsed_time(b) / 1000 for a, b in moments]
@@ -139,7 +139,7 @@ class Stopwatch(ModelWrapper[CausalModel]):
         return times
 
     def make_step(self, step: Step) -> StepFunction:
-        """Time the model's own step; or its parts, where it does not tell how long they take."""
+        """Time the model's own step; or its parts, if the model does not time them itself."""
         fused = None if self._by_part else self.model.make_step(step)
         run = fused or partial(run_step, self if self._by_part else self.model, step)
 
@@ -183,8 +183,8 @@ class Stopwatch(ModelWrapper[CausalModel]):
 
 
 def linear_parameters(config: ModelConfig) -> int:
-    """Count the weights that every step multiplies with, the output layer included."""
-    num_queries = config.num_heads * (2 if config.context_size else 1)  # a text's keys are kept
+    """Count the weights multiplied in every step, output layer included."""
+    num_queries = config.num_heads * (2 if config.context_size else 1)  # a text's keys are cached
     attention = (2 * num_queries + 2 * config.num_kv_heads) * config.head_dim
     mlp = (3 if config.mlp == "swiglu" else 2) * config.intermediate_size
     layers = config.num_layers * config.hidden_size * (attention + mlp)
@@ -193,12 +193,12 @@ def linear_parameters(config: ModelConfig) -> int:
 
 
 def slot_bytes(config: ModelConfig, cache_bytes: float) -> float:
-    """Count the bytes of keys and values of a cache slot, at so many bytes a number."""
+    """Count the bytes of a cache slot's keys and values, at `cache_bytes` per number."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * cache_bytes
 
 
 def slots_read(config: ModelConfig, slots: int) -> float:
-    """Count the slots that a step over so many reads, the mean over layers: some may slide."""
+    """Return the slots read by a step over `slots`, averaged over layers: some may slide."""
     sliding = len(config.sliding_layers) / config.num_layers
     return slots - sliding * max(0, slots - config.sliding_window)
 
@@ -206,14 +206,14 @@ def slots_read(config: ModelConfig, slots: int) -> float:
 def bytes_read(
     config: ModelConfig, times: StepTimes, weight_bytes: float, cache_bytes: float
 ) -> float:
-    """Count the bytes of weights and cache that steps had to read, at so many bytes a number."""
+    """Count the bytes of weights and cache read by steps, at these bytes per number."""
     weights = linear_parameters(config) * weight_bytes
     slots = sum(slots_read(config, slots) for slots in times.slots)
     return weights * len(times.slots) + slot_bytes(config, cache_bytes) * slots
 
 
 def flops(config: ModelConfig, times: StepTimes) -> float:
-    """Count the multiplications and additions of steps, padded lanes included."""
+    """Count the multiplications and additions of steps, including padded lanes."""
     steps = zip(times.lanes, times.slots, strict=True)
     pairs = sum(lanes * slots_read(config, slots) for lanes, slots in steps)
     attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs

@@ -1,7 +1,7 @@
 """Actions as names, as conditioning tokens of a model, and as jsonl files.
 
-An action file holds one JSON object a frame, `{"action": "forward"}`; row t is the action that led
-from frame t - 1 to frame t (row 0, before anything happened, is by convention `none`).
+An action file holds one JSON object per frame, `{"action": "forward"}`; row t is the action that
+led from frame t - 1 to frame t (row 0, before the first action, is by convention `none`).
 """
 
 import json
@@ -19,7 +19,7 @@ from torch import Tensor
 from diagd.checks import brief
 from diagd.files import naming, parse_object, read_json_object, read_lines, write_json, write_text
 
-# One action a frame: `forward*8,left*4`, or (T,) names or integers, indices into `codec.names`
+# One action per frame: `forward*8,left*4`, or (T,) names or integers, indices into `codec.names`
 Actions = str | Sequence[str] | Sequence[int] | NDArray[np.integer[Any]] | Tensor
 
 IDLE_NAMES = re.compile("none|nop|no[-_]?op|(do_)?nothing|idle|null|stay|wait", re.IGNORECASE)
@@ -33,9 +33,9 @@ class ActionCodec(Protocol):
     @property
     def num_tokens(self) -> int: ...  # of one action
     @property
-    def num_ids(self) -> int: ...  # local ids are in [0, num_ids), behind a model's visual ones
+    def num_ids(self) -> int: ...  # local ids are in [0, num_ids), after a model's visual ids
     @property
-    def combines(self) -> bool: ...  # names joined by `+` are an action, too (`forward+jump`)
+    def combines(self) -> bool: ...  # names joined by `+` are actions as well (`forward+jump`)
 
     def tokens_of(self, action: str) -> tuple[int, ...]:
         """Return the `num_tokens` local ids of an action, or raise ValueError."""
@@ -47,7 +47,7 @@ class ActionCodec(Protocol):
 
 
 def action_in(record: dict[str, Any], codec: ActionCodec, form: str) -> str:
-    """Return the action of `{"action": ...}`, or raise ValueError, which names its form."""
+    """Return the action of `{"action": ...}`, or raise a ValueError that quotes its form."""
     if not isinstance(action := record.get("action"), str):
         raise ValueError(f'expected {{"action": {form}}}, got {json.dumps(record)[:60]}')
     codec.tokens_of(action)
@@ -55,7 +55,7 @@ def action_in(record: dict[str, Any], codec: ActionCodec, form: str) -> str:
 
 
 def parse_call(word: str, name: str, count: int) -> tuple[float, ...] | None:
-    """Read a word such as `camera(-5,12.5)`: its finite numbers, or None where it has others."""
+    """Parse a word such as `camera(-5,12.5)` into its finite numbers, or return None."""
     match = re.fullmatch(rf"{name}\((.*)\)", word)
     try:
         numbers = tuple(map(float, match[1].split(","))) if match else ()
@@ -91,7 +91,7 @@ class ActionVocabulary:
         return (self.id_of(action),)
 
     def action_of(self, record: dict[str, Any]) -> str:
-        """Read `{"action": NAME}` and ignore everything else on the line."""
+        """Read `{"action": NAME}`; other keys of the line are ignored."""
         return action_in(record, self, "NAME")
 
     @classmethod
@@ -99,7 +99,7 @@ class ActionVocabulary:
         """Read a checkpoint's `actions.json`: `{"names": [...]}`."""
         names = read_json_object(path).get("names")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f'{path} is no action vocabulary, {{"names": ["none", ...]}}')
+            raise ValueError(f'{path}: expected an action vocabulary, {{"names": ["none", ...]}}')
         with naming(path):
             return cls(tuple(names))
 
@@ -108,7 +108,7 @@ class ActionVocabulary:
 
 
 def idle_action(codec: ActionCodec) -> str:
-    """Return the action of doing nothing: `none`, `noop` or the like, else the first one."""
+    """Return the idle action: `none`, `noop` or the like, else the first one."""
     return next((name for name in codec.names if IDLE_NAMES.fullmatch(name)), codec.names[0])
 
 
@@ -139,7 +139,7 @@ def as_actions(given: Actions, codec: ActionCodec, num_frames: int | None = None
 def parse_actions(text: str, codec: ActionCodec) -> list[str]:
     """Parse `forward*8,left*4` into twelve actions, or raise ValueError."""
     actions = []
-    for part in re.split(r",(?![^()]*\))", text):  # a camera(PITCH,YAW) stays whole
+    for part in re.split(r",(?![^()]*\))", text):  # keep camera(PITCH,YAW) whole
         name, star, count = part.strip().partition("*")
         if star and not re.fullmatch(r"0*[1-9]\d{0,5}", count.strip(), re.ASCII):
             raise ValueError(
@@ -154,7 +154,7 @@ def parse_actions(text: str, codec: ActionCodec) -> list[str]:
 def split_actions(
     actions: list[str] | None, given: int
 ) -> tuple[list[str] | None, list[str] | None]:
-    """Return the actions between the first `given` frames, and those that follow them."""
+    """Return the actions between the first `given` frames, and those after them."""
     return (None, None) if actions is None else (actions[1:given], actions[given:])
 
 
@@ -165,10 +165,10 @@ def read_actions(path: str | Path, codec: ActionCodec, num_frames: int | None = 
         with naming(f"{path}:{number}"):
             actions.append(codec.action_of(parse_object(line)))
     if num_frames is not None and len(actions) != num_frames:
-        raise ValueError(f"{path}: expected {num_frames} actions (one a frame), got {len(actions)}")
+        raise ValueError(f"{path}: expected {num_frames} actions, got {len(actions)}")
     return actions
 
 
 def write_actions(path: str | Path, names: Sequence[str]) -> None:
-    """Write one `{"action": name}` a line."""
+    """Write one `{"action": name}` per line."""
     write_text(path, "".join(json.dumps({"action": name}) + "\n" for name in names))

@@ -1,9 +1,9 @@
-"""Frames of pictures, animations and films as they are shown: (H_px, W_px, 3) uint8 RGB.
+"""Frames of pictures, animations and films as they are displayed: (H_px, W_px, 3) uint8 RGB.
 
-One reader for all roads, without PyTorch, for the process that decodes uploads imports it. Pillow
-reads pictures and animations, PyAV films. What a file says about showing is done: turned, mirrored,
-tiles joined, pixels stretched to their shape, edits cut out, transparent pixels over white, as on a
-page. Time stamps decide when a frame is on the screen.
+One reader for all inputs. It does not import PyTorch, as the process that decodes uploads uses it.
+Pillow reads pictures and animations, PyAV films. Display metadata is applied: rotation, mirroring,
+tiles, pixel aspect ratio, edit lists, transparent pixels over white as on a web page. Time stamps
+decide when a frame is on screen.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-Rate = Fraction | float  # frames a second
+Rate = Fraction | float  # frames per second
 Pixels = NDArray[np.uint8]
 
-ANIMATIONS = ("GIF", "WEBP", "PNG", "AVIF")  # pages and previews of other formats are not shown
-PICTURES = (*ANIMATIONS, "JPEG", "MPO", "TIFF", "BMP", "PPM", "JPEG2000", "HEIF")  # to Pillow
+ANIMATIONS = ("GIF", "WEBP", "PNG", "AVIF")  # other formats' pages and previews are ignored
+PICTURES = (*ANIMATIONS, "JPEG", "MPO", "TIFF", "BMP", "PPM", "JPEG2000", "HEIF")  # names of Pillow
 PICTURE_SUFFIXES = (
     *(".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".bmp", ".webp"),
     *(".tif", ".tiff", ".avif", ".heic", ".heif", ".hif", ".ppm", ".pgm", ".jp2"),
@@ -41,15 +41,15 @@ FILM_SUFFIXES = (
     *(".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".3gp", ".mts", ".m2ts"),
     *(".mpg", ".mpeg", ".ts", ".ogv", ".wmv", ".flv", ".y4m", ".gif"),
 )
-STILLS = (b"avif", b"heic", b"heix", b"heim", b"heis", b"mif1")  # brands of pictures in boxes
-BOXES = (  # what the parts of films begin with
+STILLS = (b"avif", b"heic", b"heix", b"heim", b"heis", b"mif1")  # brands of ISO media files
+BOXES = (  # types of the first boxes of films
     *(b"ftyp", b"moov", b"mdat", b"moof", b"mfra", b"free", b"skip", b"wide", b"meta", b"sidx"),
     *(b"styp", b"emsg", b"uuid", b"udta", b"pnot", b"\x1aE\xdf\xa3", b"\x18S\x80g", b"RIFF"),
 )
-MAX_DISTORTION = 0.02  # of frames that are scaled to the size of the first one
-MAX_GAP_S = 10  # in a broadcast, before its clock counts as another one; as FFmpeg has it
-MAX_SPAN_S = 86_400  # in which time stamps tell which frame to read
-MAX_PIXELS = 2**28  # of a frame, about as many as FFmpeg decodes
+MAX_DISTORTION = 0.02  # of frames scaled to the size of the first
+MAX_GAP_S = 10  # in a broadcast, before its clock counts as restarted; as in FFmpeg
+MAX_SPAN_S = 86_400  # maximum span of time stamps for choosing frames
+MAX_PIXELS = 2**28  # of a frame, close to FFmpeg's limit
 FILM_ERRORS = (FFmpegError, OSError, EOFError, ValueError)  # of PyAV
 PICTURE_ERRORS = (  # of Pillow
     *(Image.DecompressionBombError, OSError, EOFError, ValueError, LookupError, TypeError),
@@ -60,12 +60,12 @@ PILLOW = threading.Lock()
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """When each frame is on the screen, until the next one is; the first one is at 0."""
+    """When each frame is on screen, until the next one; the first one at 0."""
 
     starts: Sequence[int]  # ascending, in ticks
     end: int  # of the last frame
     tick: Fraction  # seconds
-    shortest: int = 1  # ticks from one frame to the next
+    shortest: int = 1  # shortest time between frames, in ticks
 
     @classmethod
     def constant(cls, num_frames: int, rate: Fraction) -> "Times":
@@ -73,11 +73,11 @@ class Times:
 
     @classmethod
     def of(cls, stamps: Iterable[int], tick: Fraction, last: int, *rates: Any) -> "Times":
-        """Sort time stamps; they are constant if all lie near the beat of a rate, or of their own.
+        """Sort time stamps; they are constant if all are close to the beat of a rate, or their own.
 
         Args:
-            last: ticks that the last frame is shown for; 0 if unknown.
-            rates: that a header gives, in frames a second; may be None.
+            last: ticks for which the last frame is shown; 0 if unknown.
+            rates: rates in a header, in frames per second; may be None.
         """
         first, *others = sorted(stamps)
         starts = [0, *(stamp - first for stamp in others)]
@@ -95,30 +95,30 @@ class Times:
 
     @property
     def max_rate(self) -> Fraction:
-        """Frames a second where they follow one another fastest; `rate` if that is constant."""
+        """Highest frames per second between two frames; `rate` if that is constant."""
         return 1 / (self.shortest * self.tick)
 
     def slower(self, fps: Rate) -> Rate | None:
-        """Return a rate at which to read for a model of `fps`: none if there are no more frames."""
+        """Return a rate to resample to for a model of `fps`, or None if no frames are dropped."""
         return fps if self.max_rate > Fraction(fps) * Fraction(101, 100) else None
 
     def numbers(self, fps: Rate | None, start: int = 0) -> Iterator[int]:
-        """Yield the numbers of the frames that show a video at a lower frame rate.
+        """Yield the numbers of the frames to show at a lower frame rate.
 
-        Frame n = start, start + 1 ... of the slower video is that on the screen at n / fps; one
-        that comes less than half of the shortest time between frames later counts as there, so
-        that at a constant rate it is the nearest. None, or up to 1% above a constant rate (30 for
-        29.97), is every frame.
+        Frame n = start, start + 1 ... of the output is the one on screen at n / fps. A frame that
+        comes later by less than half of the shortest interval counts as on screen, so that at a
+        constant rate it is the nearest. None, or up to 1% above a constant rate (30 for 29.97), is
+        every frame.
         """
         if fps is None:
             return iter(range(start, len(self.starts)))
         if not 0 < fps <= self.max_rate * Fraction(101, 100):
-            most = float(self.max_rate)
-            raise ValueError(f"fps must be above 0 and at most the video's {most:g}, got {fps}")
+            highest = float(self.max_rate)
+            raise ValueError(f"fps must be above 0 and at most the video's {highest:g}, got {fps}")
         if self.end * self.tick > MAX_SPAN_S:
             hours = float(self.end * self.tick / 3600)
             raise ValueError(
-                f"time stamps must lie within a day to be read at {fps}, got {hours:g} h"
+                f"time stamps must span at most a day to be read at {fps}, got {hours:g} h"
             )
         ticks = max(1 / (self.tick * Fraction(fps)), Fraction(1))
         places = (int(n * ticks + Fraction(self.shortest, 2)) for n in itertools.count(start))
@@ -127,14 +127,14 @@ class Times:
 
 
 def rgb_of(image: Image.Image) -> Pixels:
-    """Return a picture of Pillow as it is shown; ValueError if its numbers are no brightness."""
+    """Return a Pillow picture as displayed; ValueError if its values have no known white."""
     image.load()
     with contextlib.suppress(SyntaxError, struct.error, ValueError, TypeError, LookupError):
-        image = ImageOps.exif_transpose(image)  # a damaged tag turns nothing
-    if image.mode.startswith("I"):  # 16 bits, of which other pictures give the upper 8 as well
+        image = ImageOps.exif_transpose(image)  # ignores a damaged tag
+    if image.mode.startswith("I"):  # 16 bits: use the upper 8, as for other pictures
         image = Image.fromarray((np.asarray(image).clip(0, 0xFFFF) >> 8).astype(np.uint8))
     if image.mode == "F":
-        raise ValueError("a picture of floating-point numbers, whose black and white are unknown")
+        raise ValueError("pixels must be integers, got floating-point numbers of unknown range")
     if image.has_transparency_data:
         return _over_white(np.asarray(image.convert("RGBA")))
     return np.array(image.convert("RGB"))
@@ -155,11 +155,11 @@ def opened(
     """Open a file to read `frames`, by their numbers, and `times`.
 
     Args:
-        name: of the file, with which errors begin.
-        container_of: of the head of a film, FFmpeg's name of the container; by default any.
+        name: of the file; errors begin with it.
+        container_of: maps the first bytes of a film to FFmpeg's container name; default: any.
 
     Raises:
-        ValueError: now or later, for what is damaged, too large or of another kind.
+        ValueError: now or later, for a file that is damaged, too large or of another kind.
     """
     with contextlib.ExitStack() as held:
         with _pillow(name):
@@ -178,7 +178,7 @@ def opened(
 
 @contextlib.contextmanager
 def _naming(name: str, kinds: tuple[type[Exception], ...] = FILM_ERRORS) -> Iterator[None]:
-    """Make one line of what a decoder raises."""
+    """Convert a decoder's error to a one-line ValueError."""
     try:
         yield
     except kinds as error:
@@ -192,9 +192,9 @@ def _naming(name: str, kinds: tuple[type[Exception], ...] = FILM_ERRORS) -> Iter
 
 @contextlib.contextmanager
 def _pillow(name: str) -> Iterator[None]:
-    """Run Pillow without its warnings, of damage and large sizes: of these, we say in a line.
+    """Run Pillow without its warnings about damage and size: our errors report them.
 
-    Filters of warnings belong to the process: one thread at a time.
+    Warning filters are global to the process: one thread at a time.
     """
     with PILLOW, warnings.catch_warnings(action="ignore"), _naming(name, PICTURE_ERRORS):
         yield
@@ -203,7 +203,7 @@ def _pillow(name: str) -> Iterator[None]:
 def _check_size(name: str, width_px: int, height_px: int, max_pixels: int) -> None:
     if width_px * height_px > max_pixels:
         raise ValueError(
-            f"{name} may have {max_pixels / 1e6:.0f} megapixels, it has {height_px}x{width_px}"
+            f"{name} must have at most {max_pixels / 1e6:.0f} megapixels, is {height_px}x{width_px}"
         )
 
 
@@ -214,19 +214,19 @@ class _Pictures:
         self._image, self._name, self._delays = image, name, dict[int, int]()
         with _pillow(name):
             count = getattr(image, "n_frames", 1) if image.format in ANIMATIONS else 1
-        # a PNG may begin with a picture for those who show no animation
+        # a PNG may begin with a picture for readers without animation
         self._places = range(count)[getattr(image, "default_image", False) :] or range(1)
 
     def _load(self, number: int) -> Image.Image:
         self._image.seek(self._places[number])
         self._image.load()
         delay = round(self._image.info.get("duration", 0))
-        self._delays[number] = delay if delay > 10 else 100  # milliseconds; as browsers do
+        self._delays[number] = delay if delay > 10 else 100  # milliseconds; as in browsers
         return self._image
 
     @property
     def times(self) -> Times:
-        """When frames are shown, for which all have to be read; a still picture is for a second."""
+        """When frames are shown, which reads all of them; a still picture lasts a second."""
         if (count := len(self._places)) == 1:
             return Times.constant(1, Fraction(1))
         for number in set(range(count)) - set(self._delays):
@@ -236,7 +236,7 @@ class _Pictures:
         return Times.of(starts, Fraction(1, 1000), end - starts[-1])
 
     def frames(self, numbers: Iterable[int]) -> Iterator[Pixels]:
-        """Yield frames by their numbers, which ascend, as far as there are so many."""
+        """Yield frames by their ascending numbers, up to the end."""
         for number in itertools.takewhile(lambda number: number < len(self._places), numbers):
             with _pillow(self._name):
                 pixels = rgb_of(self._load(number))
@@ -244,7 +244,7 @@ class _Pictures:
 
 
 class _Film:
-    """A film as PyAV reads it, once if that is enough."""
+    """A film, decoded by PyAV once if possible."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class _Film:
         self._file, self._name, self._max_pixels, self._held = file, name, max_pixels, held
         self._size: tuple[int, int] | None = None
         self._matrix: tuple[int, int, int, int] | None = None
-        self._scaler = VideoReformatter()  # one for all frames, for it has threads of its own
+        self._scaler = VideoReformatter()  # shared by all frames, as it starts threads
         file.seek(0)
         head = file.read(2**16)
         self._kind = container_of and container_of(head)
@@ -266,13 +266,13 @@ class _Film:
             self._begin()
         is_still = head[4:8] == b"ftyp" and head[8:12] in STILLS
         if is_still and (b"grid" in head or len(self._container.streams.video) > 1):
-            raise ValueError(f"{name} is in tiles, which are not joined here: save it as JPEG")
+            raise ValueError(f"{name} is stored in tiles, which is not supported: save as JPEG")
         self._times = None if b"moof" in boxes else self._indexed()
 
     def _begin(self) -> None:
-        """Go to the first packet."""
+        """Rewind to the first packet."""
         self._file.seek(0)
-        # as a stream of bytes: ffmpeg reads `a:b.mp4` as an address and `50%d.png` as a pattern
+        # as a byte stream: ffmpeg reads `a:b.mp4` as an address and `50%d.png` as a pattern
         container = av.open(self._file, "r", format=self._kind, metadata_errors="replace")
         self._container = self._held.enter_context(container)
         if not (films := container.streams.video):
@@ -282,16 +282,16 @@ class _Film:
         if (codec := stream.codec_context) is None:
             raise ValueError("no codec")
         _check_size(self._name, codec.width, codec.height, self._max_pixels)
-        # else damage is painted over
+        # otherwise FFmpeg conceals damage
         codec.options = {"err_detect": "explode", "max_pixels": str(self._max_pixels)}
-        if self._kind:  # for strangers
+        if self._kind:  # untrusted file
             codec.options |= {"threads": "1"}
-        # closed, it lets go of the decoder, whose threads a forked process would wait for in vain
+        # closing releases the decoder, whose threads a forked process would wait for
         self._packets = self._held.enter_context(contextlib.closing(self._demux()))
         self._stamps, self._last = list[int | None](), 0
 
     def _demux(self) -> Generator[Packet, None, None]:
-        """Yield the packets, and note the time stamps of those that are shown."""
+        """Yield the packets, and record the time stamps of those that are shown."""
         newest, shift, tick = None, 0, self._stream.time_base or Fraction(1)
         may_jump = self._container.format.flags & Flags.ts_discont.value
         is_vp8 = self._stream.codec_context.name == "vp8"
@@ -299,7 +299,7 @@ class _Film:
             stamp, dts = packet.pts, packet.dts
             if dts is not None:
                 gap = 0 if newest is None else dts + shift - newest
-                if may_jump and not 0 <= gap * tick < MAX_GAP_S:  # parts that were put together
+                if may_jump and not 0 <= gap * tick < MAX_GAP_S:  # concatenated parts
                     shift += (packet.duration or 1) - gap
                 newest = dts + shift
             if packet.size and not packet.is_discard and not (is_vp8 and not bytes(packet)[0] & 16):
@@ -309,7 +309,7 @@ class _Film:
             yield packet
 
     def _indexed(self) -> Times | None:
-        """Return the times in the index of an mp4 file if they are constant: nothing is read."""
+        """Return the times of an mp4 index if they are constant, without reading packets."""
         if not self._container.format.name.startswith("mov"):
             return None
         entries = getattr(self._stream, "index_entries", ())  # PyAV 15 has none
@@ -321,7 +321,7 @@ class _Film:
         stream, known = self._stream, [stamp for stamp in stamps if stamp is not None]
         if not stamps:
             raise ValueError(f"{self._name} holds no frames (corrupt or truncated)")
-        if len(known) < len(stamps):  # as of a codec without a container
+        if len(known) < len(stamps):  # such as a codec without a container
             rate = stream.guessed_rate or stream.average_rate or 1
             return Times.constant(len(stamps), Fraction(rate))
         assert stream.time_base
@@ -339,9 +339,9 @@ class _Film:
         return self._times
 
     def frames(self, numbers: Iterable[int]) -> Iterator[Pixels]:
-        """Yield frames by their numbers, which ascend, as far as there are so many."""
+        """Yield frames by their ascending numbers, up to the end."""
         with _naming(self._name):
-            if self._stamps:  # the packets were read, for the times
+            if self._stamps:  # the packets were read for the times
                 self._begin()
             numbers, number, is_interlaced = iter(numbers), 0, False
             wanted = next(numbers, None)
@@ -356,22 +356,22 @@ class _Film:
                     if wanted is None:
                         return
                     number += 1
-                    is_interlaced |= frame.interlaced_frame  # a field may have a packet of its own
+                    is_interlaced |= frame.interlaced_frame  # a field may have its own packet
             if number < (expected := len(self._stamps)) and not is_interlaced:
                 raise ValueError(
                     f"{self._name} is truncated: expected {expected} frames, decoded {number}"
                 )
 
     def _shown(self, frame: av.VideoFrame) -> Pixels:
-        """Return a frame in square pixels, turned and mirrored, of the size of the first one."""
+        """Return a frame in square pixels, rotated and mirrored, in the size of the first one."""
         aspect = self._stream.sample_aspect_ratio or Fraction(1)
-        width = max(frame.width, round(frame.width * aspect))  # no pixel is lost
+        width = max(frame.width, round(frame.width * aspect))  # never drop pixels
         height = max(frame.height, round(frame.height / aspect))
         _check_size(self._name, width, height, self._max_pixels)
         first_width, first_height = self._size = self._size or (width, height)
         if abs(width * first_height / (height * first_width) - 1) > MAX_DISTORTION:
             raise ValueError(
-                f"{self._name} changes its shape on the way, "
+                f"{self._name} changes its frame size, "
                 f"from {first_height}x{first_width} to {height}x{width} px"
             )
         is_opaque = not any(component.is_alpha for component in frame.format.components)
@@ -380,17 +380,17 @@ class _Film:
         pixels: Any = scaled.to_ndarray()
         pixels = pixels if is_opaque else _over_white(pixels)
         a, b, c, d = self._matrix = self._matrix or _matrix_of(frame)
-        is_turned = abs(b) > abs(a)  # phones film on their side
+        is_turned = abs(b) > abs(a)  # rotated by 90 degrees, as phone videos are
         across, down = (c, b) if is_turned else (a, d)
         pixels = pixels.swapaxes(0, 1) if is_turned else pixels
         return np.ascontiguousarray(pixels[:: -1 if down < 0 else 1, :: -1 if across < 0 else 1])
 
 
 def _matrix_of(frame: av.VideoFrame) -> tuple[int, int, int, int]:
-    """Return the matrix by which a film is shown; of one frame, which `side_data` keeps alive."""
+    """Return a film's display matrix from one frame, whose `side_data` must stay alive."""
     try:
         matrix = frame.side_data.get("DISPLAYMATRIX")
-    except ValueError:  # PyAV does not know all that FFmpeg puts beside frames
+    except ValueError:  # PyAV does not know all side data of FFmpeg
         turns = round(frame.rotation / 90) % 4
         return ((1, 0, 0, 1), (0, -1, 1, 0), (-1, 0, 0, -1), (0, 1, -1, 0))[turns]
     a, b, _, c, d, *_ = np.frombuffer(matrix, np.int32).tolist() if matrix else (1, 0, 0, 0, 1)
@@ -398,16 +398,16 @@ def _matrix_of(frame: av.VideoFrame) -> tuple[int, int, int, int]:
 
 
 def _boxes(file: BinaryIO) -> set[bytes]:
-    """Return the kinds of the parts of a film in mp4, mov, mkv, webm or avi.
+    """Return the types of the top-level boxes of a film in mp4, mov, mkv, webm or avi.
 
     Raises:
-        ValueError: the file ends before they do: FFmpeg reads what is left, without a word.
+        ValueError: the file is truncated, which FFmpeg would read without an error.
     """
     end, place, kinds = file.seek(0, 2), 0, set[bytes]()
     while place < end:
         file.seek(place)
         head = file.read(16).ljust(16, b"\0")
-        if head[:4] in (b"\x1aE\xdf\xa3", b"\x18S\x80g"):  # the header and the segment of Matroska
+        if head[:4] in (b"\x1aE\xdf\xa3", b"\x18S\x80g"):  # EBML header and segment of Matroska
             kind, width = head[:4], min(9 - head[4].bit_length(), 8)
             size = int.from_bytes(head[4 : 4 + width]) & (unknown := (1 << 7 * width) - 1)
             size = 0 if size == unknown else 4 + width + size
@@ -416,13 +416,13 @@ def _boxes(file: BinaryIO) -> set[bytes]:
         else:
             kind, size = head[4:8], int.from_bytes(head[:4])
             size = int.from_bytes(head[8:]) if size == 1 else size
-        if kind not in BOXES or size <= 8:  # up to the end, or nobody knows how far
+        if kind not in BOXES or size <= 8:  # extends to the end, or has an unknown size
             break
         kinds.add(kind)
         place += size
-    if place > end + 8:  # some count the head of a RIFF file twice
+    if place > end + 8:  # some count the RIFF header twice
         raise ValueError(f"{place - end} bytes are missing")
     return kinds
 
 
-Shown = _Pictures | _Film  # what `opened` gives: `times`, and `frames` by their numbers
+Shown = _Pictures | _Film  # result of `opened`: `times`, and `frames` by their numbers

@@ -25,7 +25,7 @@ from diagd.files import check_suffix, naming, require_file, write_bytes
 @dataclass(frozen=True)
 class Video:
     frames: Tensor  # (T, H_px, W_px, 3) uint8 RGB
-    fps: Fraction  # on average; 1 for a still image
+    fps: Fraction  # average; 1 for a still image
 
 
 def read_video(
@@ -39,14 +39,14 @@ def read_video(
 ) -> Video:
     """Read up to `max_frames` frames of a film or an animation, or the one frame of an image.
 
-    They are as a player or a browser shows them (see `frames`). Only these are kept in memory, each
-    at its final size.
+    Frames are as a player or a browser shows them (see `frames`). Only these are kept in memory, at
+    their final size.
 
     Args:
         start: frames to skip, counted at the rate of `fps`.
-        last: keep only this many, from the end.
-        fps: read at a lower frame rate (see `Times.numbers`); default: every frame.
-        size_px: (height_px, width_px) that frames are fitted to (see `resize`); default: as shown.
+        last: keep only this many frames, from the end.
+        fps: lower frame rate to resample to (see `Times.numbers`); default: every frame.
+        size_px: (height_px, width_px) to fit frames to (see `resize`); default: as shown.
     """
     with open_video(path) as shown:
         numbers = itertools.count(start)
@@ -58,8 +58,8 @@ def read_video(
             numbers = collections.deque(numbers, maxlen=last)
         frames = [fit(torch.from_numpy(frame), size_px) for frame in shown.frames(numbers)]
         if not frames:
-            ends = f"it ends after {len(shown.times.starts)}"
-            raise ValueError(f"{path} has no frame behind the first {start}, {ends}")
+            ends = f"got {len(shown.times.starts)}"
+            raise ValueError(f"{path}: expected more than {start} frames, {ends}")
         return Video(torch.stack(frames), shown.times.rate if fps is None else Fraction(fps))
 
 
@@ -71,27 +71,27 @@ def open_video(path: str | Path) -> Iterator[Shown]:
 
 
 def video_length(path: str | Path) -> tuple[int, Fraction]:
-    """Return the number of frames and the average rate; of a film, nothing is decoded."""
+    """Return the number of frames and the average rate; films are not decoded."""
     with open_video(path) as shown:
         return len(shown.times.starts), shown.times.rate
 
 
 @contextlib.contextmanager
 def one_thread_workers(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Open a pool whose threads run each torch operation on one core, as shared cores need."""
+    """Open a pool whose threads run each torch operation on one core, for sharing cores."""
     before = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             yield pool
     finally:
-        torch.set_num_threads(before)  # the workers also changed what later threads start with
+        torch.set_num_threads(before)  # the workers also changed the default of later threads
 
 
 def resize(frames: Tensor, height_px: int, width_px: int) -> Tensor:
     """Crop the centre of uint8 frames (T, H_px, W_px, 3) to an aspect ratio, then scale it."""
     full_height, full_width = frames.shape[1:3]
     scale = min(full_height / height_px, full_width / width_px)
-    crop_height = max(round(height_px * scale), 1)  # 0 for a picture one pixel wide
+    crop_height = max(round(height_px * scale), 1)  # not 0 for a picture one pixel wide
     crop_width = max(round(width_px * scale), 1)
     top, left = (full_height - crop_height) // 2, (full_width - crop_width) // 2
     frames = frames[:, top : top + crop_height, left : left + crop_width]
@@ -114,8 +114,8 @@ def fit(frame: Tensor, size_px: tuple[int, int] | None) -> Tensor:
 
 
 def contact_sheet(frames: Tensor, columns: int = 5, gap_px: int = 4) -> Tensor:
-    """Lay frames out in rows: (T, H_px, W_px, 3) uint8 -> one (H, W, 3) uint8 picture."""
-    before = 0, 0, gap_px, 0, gap_px, 0, 0, -len(frames) % columns  # the last row is filled up
+    """Arrange frames in rows: (T, H_px, W_px, 3) uint8 -> one (H, W, 3) uint8 picture."""
+    before = 0, 0, gap_px, 0, gap_px, 0, 0, -len(frames) % columns  # pad the last row
     cells = functional.pad(frames, before, value=255).unflatten(0, (-1, columns))
     sheet = cells.transpose(1, 2).flatten(2, 3).flatten(0, 1)
     return functional.pad(sheet, (0, 0, 0, gap_px, 0, gap_px), value=255)
@@ -142,7 +142,7 @@ def write_video(path: str | Path, frames: Tensor, fps: Rate = 10, crf: int = 14)
 
 # container, codec, pixel format and options by suffix
 _FORMATS = {
-    # on more threads bytes depend on the number of cores, and mbtree reads stray memory
+    # with more threads the bytes depend on the number of cores, and mbtree reads stray memory
     "mp4": ("mp4", "libx264", "yuv420p", {"crf": "14", "x264-params": "threads=1:mbtree=0"}),
     "gif": ("gif", "gif", "pal8", {}),
     "webp": ("webp", "libwebp_anim", "yuv420p", {"quality": "85"}),
@@ -151,14 +151,14 @@ _FORMATS = {
 
 
 def encode_video(frames: Tensor, fps: Rate = 10, suffix: str = "mp4", **options: str) -> bytes:
-    """Encode frames as one of `_FORMATS`, with options of its codec."""
+    """Encode frames in one of `_FORMATS`, with options of its codec."""
     container, codec, pixel_format, defaults = _FORMATS[suffix]
     rate = Fraction(fps).limit_denominator(1001)
     pictures = _with_palette(frames, fps) if suffix == "gif" else map(_picture, frames)
     whole = io.BytesIO()
     with av.open(whole, "w", format=container) as file:
         if suffix == "webp":
-            file.options["loop"] = "0"  # for ever, as a GIF does
+            file.options["loop"] = "0"  # forever, like a GIF
         stream = file.add_stream(codec, rate=rate, options=defaults | options)
         assert isinstance(stream, VideoStream)
         stream.height, stream.width = frames.shape[1:3]
@@ -174,7 +174,7 @@ def _picture(frame: Tensor) -> av.VideoFrame:
 
 
 def _with_palette(frames: Tensor, fps: Rate) -> Iterator[av.VideoFrame]:
-    """Yield the pictures in the 256 colours that suit the whole clip best."""
+    """Yield the pictures in the best 256 colours for the whole clip."""
     graph, tick = Graph(), Fraction(1, 100)
     height_px, width_px = frames.shape[1:3]
     source = graph.add_buffer(
@@ -189,7 +189,7 @@ def _with_palette(frames: Tensor, fps: Rate) -> Iterator[av.VideoFrame]:
         picture = _picture(frame)
         picture.pts, picture.time_base = round(number / (Fraction(fps) * tick)), tick
         source.push(picture)
-    source.push(None)  # the palette is chosen when all frames are known
+    source.push(None)  # the palette needs all frames
     for _ in frames:
         picture = sink.pull()
         assert isinstance(picture, av.VideoFrame)

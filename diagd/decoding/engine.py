@@ -1,14 +1,14 @@
 """The engine: a batch of sequences in one memory, and the streams that write them.
 
-A `Batch` is memory and one operation: run the lanes that its streams ask for in one forward pass. A
-`Stream` writes a sequence, frame after frame, each maybe by another strategy, which asks for its
-lanes step by step; streams come and go, and none waits for another. A guided stream has a sequence
-for each of its prompts.
+A `Batch` is memory and one operation: run the lanes requested by its streams in one forward pass. A
+`Stream` writes a sequence, frame after frame, each frame by any strategy, which requests its lanes
+step by step; streams are added and removed independently. A guided stream has a sequence for each
+of its prompts.
 
-When the context is full, a frame that begins takes the slots of the oldest, and nothing is read
-again: the slots behind the prompt's prefix (what stands before the first context frame) are a ring,
-and keys and values stay as they were computed. Where absolute positions matter to the model, or
-`keep_frames` says so, the prefix and the newest frames are prefilled again from slot 0 instead.
+When the context is full, a new frame overwrites the slots of the oldest, and nothing is recomputed:
+the slots after the prompt's prefix (everything before the first context frame) are a ring, and keys
+and values stay as computed. If the model depends on absolute positions, or `keep_frames` is given,
+the prefix and the newest frames are prefilled again from slot 0 instead.
 """
 
 import weakref
@@ -36,32 +36,32 @@ from diagd.decoding.step import Lanes, run_step
 from diagd.decoding.visibility import NEVER, Rule, Seen, raster_rule
 from diagd.threads import follow_free_cores
 
-# Lanes of a prompt fed at once: on the CPU what the caches of its cores hold, on a GPU what keeps
-# it busy while the host launches the next layer.
+# Lanes of a prompt fed at once: on the CPU as many as its caches hold, on a GPU enough to keep it
+# busy while the host launches the next layer.
 PREFILL_LANES = {"cpu": 256, "cuda": 4096}
 
 
 class NextStep(NamedTuple):
-    """What a strategy asks for: the lanes of one step of its stream's sequences."""
+    """A request of a strategy: the lanes of one step of its stream's sequences."""
 
     lanes: Tensor  # (8 or 11, sequences, L) int64, padding at the end
-    num_fed: int  # of them that are no padding, of a sequence
+    num_fed: int  # lanes of a sequence that are not padding
     end: int  # one past the last position that they may see
-    num_whole: int  # frames of the layout that are whole before it runs
+    num_whole: int  # frames of the layout that are complete before it runs
 
 
 class Batch:
-    """Memory of sequences of one model, and one operation: run what their streams ask for.
+    """Memory for sequences of one model, and one operation: run the steps of their streams.
 
     Args:
-        model: what to decode with (see `CausalModel`).
-        num_sequences: videos at once; a guided one takes a sequence for each of its prompts.
-        num_slots: tokens that a sequence holds, one of them scratch.
-        context: (1 or num_sequences, M, size) cross-attention input, for models that have one.
-        rule: who may see whom (see `diagd.decoding.visibility`).
+            model: model to decode with (see `CausalModel`).
+            num_sequences: videos at once; a guided one needs a sequence for each of its prompts.
+            num_slots: tokens held per sequence, including one scratch slot.
+            context: (1 or num_sequences, M, size) cross-attention input, for models that have one.
+            rule: which lane sees which token (see `diagd.decoding.visibility`).
 
     Attributes:
-        num_steps: forward passes so far; pieces of prompts not counted.
+        num_steps: forward passes so far, without those of prompts.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class Batch:
         self.model, self.rule, self.num_sequences = model, rule, num_sequences
         self.buffers: Buffers = model.make_buffers(num_sequences, num_slots, context)
         self.scratch = self.buffers.held.shape[1] - 1
-        # weak, for they hold the batch: who drops a stream closes it
+        # weak references, as streams hold the batch: a dropped stream is closed
         self._streams: list[weakref.ref[Stream]] = []
-        self._busy: list[Stream] = []  # those that read or write
+        self._busy: list[Stream] = []  # streams that read or write
         self.num_steps = 0
         self._run: StepFunction | None = None
         blank = torch.zeros(8, 1, 1, dtype=torch.int64, device=self.buffers.tokens.device)
@@ -88,7 +88,7 @@ class Batch:
 
     @property
     def streams(self) -> "list[Stream]":
-        """Those that were admitted and not closed, by their sequences."""
+        """Streams that were admitted and not closed, by their sequences."""
         return [one for ref in self._streams if (one := ref()) is not None]
 
     def admit(
@@ -100,9 +100,10 @@ class Batch:
         max_slots: int | None = None,
         keep_frames: int | None = None,
     ) -> "Stream":
-        """Give a stream the first free sequences, a neighbour for each scale of guidance.
+        """Assign the first free sequences to a stream, a neighbour for each guidance scale.
 
-        It is to be prefilled; arguments are those of `DecodingEngine`. ValueError if all are taken.
+        The stream must be prefilled next; arguments are those of `DecodingEngine`. ValueError if
+        the batch is full.
         """
         needed, first = 1 + len(self.model.scales), 0
         for stream in self.streams:
@@ -112,8 +113,8 @@ class Batch:
         if first + needed > self.num_sequences:
             taken = sum(stream.num_sequences for stream in self.streams)
             raise ValueError(
-                f"the batch is full: {taken} of {self.num_sequences} sequences are taken, "
-                f"expected {needed} free ones in a row"
+                f"batch is full: expected {needed} free sequences in a row, "
+                f"{taken} of {self.num_sequences} are in use"
             )
         longest = min(self.scratch - frame.num_action_tokens, self.model.max_positions)
         max_slots = longest if max_slots is None else min(max_slots, longest)
@@ -127,18 +128,18 @@ class Batch:
 
     def remove(self, stream: "Stream") -> None:
         if stream not in self.streams:
-            raise ValueError("the stream was closed before")
+            raise ValueError("stream is closed already")
         stream.stop()
         stream.forget()
         self.attend_to(stream, False)
         self._streams.remove(weakref.ref(stream))
 
     def renew_step(self) -> None:
-        """Have the step made anew, for how tokens are drawn has changed."""
+        """Rebuild the step after sampling options have changed."""
         self._run = None
 
     def run(self, asking: Sequence[tuple["Stream", NextStep]]) -> None:
-        """Run steps of different streams in one forward pass, and write the tokens drawn."""
+        """Run steps of different streams in one forward pass, and write the sampled tokens."""
         if self._run is None:
             step = Step(self.buffers, self._drawings(), self.rule)
             run = self.model.make_step(step) or partial(run_step, self.model, step)
@@ -150,16 +151,16 @@ class Batch:
         self._run(lanes, min(max(step.end for _, step in asking), self.scratch), first)
 
     def _follow_free_cores(self) -> None:
-        if not self.model.replays:  # which is compiled for a number of threads, or on a GPU
+        if not self.model.replays:  # compiled for a number of threads, or on a GPU
             follow_free_cores()
 
     def with_coordinates(self, lanes: Tensor) -> Tensor:
-        """Add to lanes (8, S', L) what the model's rotary positions turn by, if it is on a grid."""
+        """Add to lanes (8, S', L) their coordinates for rotary positions on a grid, if any."""
         coordinates = self.model.coordinates(Lanes.of(lanes).positions)
         return lanes if coordinates is None else torch.cat([lanes, coordinates])
 
     def _side_by_side(self, first: int, asking: Sequence[tuple["Stream", NextStep]]) -> Tensor:
-        """Pad the lanes of steps to one width, those of idle sequences between them as well."""
+        """Pad the lanes of steps to one width, also those of idle sequences between them."""
         width = max(step.lanes.shape[2] for _, step in asking)
         parts, end = list[Tensor](), first
         for stream, (lanes, *_) in asking:
@@ -173,7 +174,7 @@ class Batch:
         return torch.cat(parts, 1)
 
     def _drawings(self) -> tuple[Drawing, ...]:
-        """Say how each sequence is drawn; a free one is as the one before it, but not guided."""
+        """List how sequences are sampled; a free one like the one before it, without guidance."""
         streams = self.streams
         of_each = [replace(streams[0].drawing, num_sequences=1, scales=())] * self.num_sequences
         for stream in streams:
@@ -185,7 +186,7 @@ class Batch:
         return tuple(replace(kind, num_sequences=count) for kind, count in runs)
 
     def step(self) -> None:
-        """Feed a piece of each prompt that is not read yet, and the next step of all others."""
+        """Feed a piece of each unread prompt, and run the next step of all other streams."""
         unread, asking = list[Stream](), list[tuple[Stream, NextStep]]()
         for stream in self._busy:
             if stream.num_unread:
@@ -203,7 +204,7 @@ class Batch:
                 stream.resume()
 
     def attend_to(self, stream: "Stream", is_busy: bool) -> None:
-        """Let a stream take part in steps, or no longer."""
+        """Include a stream in steps, or exclude it."""
         others = [one for one in self._busy if one is not stream]
         self._busy = sorted([*others, stream], key=lambda one: one.first) if is_busy else others
 
@@ -212,7 +213,7 @@ class Batch:
         """Feed a piece of each prompt to the cache, causally; neighbours in one forward pass."""
         self._follow_free_cores()
         memory, device = self.buffers, self.buffers.tokens.device
-        most = PREFILL_LANES.get(device.type, PREFILL_LANES["cuda"])
+        max_lanes = PREFILL_LANES.get(device.type, PREFILL_LANES["cuda"])
         runs = list[list[Stream]]()
         for stream in reading:
             if not runs or runs[-1][-1].end != stream.first:
@@ -220,7 +221,7 @@ class Batch:
             runs[-1].append(stream)
         for run in runs:
             own = slice(run[0].first, run[-1].end)
-            width = min(most, max(stream.num_unread for stream in run))
+            width = min(max_lanes, max(stream.num_unread for stream in run))
             each = [(one.num_read, one.num_prompt - 1 + by) for one in run for by in one.shifts]
             starts, lengths = torch.tensor(each, device=device).T[..., None]
             positions = starts + torch.arange(width, device=device)
@@ -245,8 +246,8 @@ class Batch:
 class Stream:
     """The frames of one video, written into neighbouring sequences of a batch by strategies.
 
-    A guided one has a sequence for each of its prompts, which `shifts` tells how much longer each
-    is than the first: so much further are positions and slots of all that follows.
+    A guided stream has a sequence for each of its prompts; `shifts` holds how much longer each
+    prompt is than the first: positions and slots after it are shifted by as much.
     """
 
     def __init__(
@@ -268,35 +269,35 @@ class Stream:
         self.keep_frames = max(1, fit // 2) if keep_frames is None else keep_frames
         self.reads_again = keep_frames is not None or not self.model.relative_positions
         self.shifts = [0] * self.num_sequences
-        self.by = torch.zeros_like(self.held[:, :1])  # the same, (sequences, 1)
-        self.openings: Sequence[Tensor] = ()  # of each sequence, in place of its first tokens
-        self.num_used = 0  # tokens of the sequence so far, those that left included
-        # tokens of the prompt, of them fed, and to be fed before step 0, which feeds the last one
+        self.by = torch.zeros_like(self.held[:, :1])  # `shifts`, (sequences, 1)
+        self.openings: Sequence[Tensor] = ()  # of each sequence, replacing its first tokens
+        self.num_used = 0  # tokens of the sequence so far, including those that left
+        # tokens of the prompt; of them fed; and to feed before step 0, which feeds the last one
         self.num_prompt = self.num_read = self.num_unread = 0
         self.num_prefix = 0  # slots before the first context frame
-        self.num_held = 0  # frames that may be seen
-        self.window = 0  # frames that the context holds, the one under way included
+        self.num_held = 0  # visible frames
+        self.window = 0  # frames that the context holds, including the current one
         self.num_generated = self.num_dropped_frames = 0  # frames since the prefill
-        self.num_steps = self.num_fed = 0  # since the prefill; padding not counted
-        self.verified: list[Any] = []  # `VerifiedStep`s since the newest call of `decode`
+        self.num_steps = self.num_fed = 0  # since the prefill, without padding
+        self.verified: list[Any] = []  # `VerifiedStep`s since the last call of `decode`
         self._steps: Iterator[NextStep | None] = iter(())
         self.is_writing = False
         self.next_step: NextStep | None = None
-        # frames that were laid out, of them whole, and taken
+        # frames laid out; of them complete, and returned
         self.num_open = self.num_whole = self.num_taken = 0
 
     def _set_frame(self, frame: FrameFormat) -> None:
         self.frame, places = frame, (frame.one.token_slots, frame.one.action_slots)
-        # on the device, which lists of indices would have to be copied to
+        # on the device: lists of indices would be copied to it each time
         self._visual, self._given = (self.held.new_tensor(of) for of in places)
 
     def go_on_with(self, frame: FrameFormat, sampling: SamplingOptions | None = None) -> None:
-        """Write frames of another format from now on; those before stay as a prefix of them.
+        """Continue with frames of another format; earlier frames become a prefix of them.
 
-        ValueError where frames have left a full context: a window needs frames of one format.
+        ValueError if frames have left a full context: its window needs frames of one format.
         """
         if self.num_dropped_frames:
-            raise ValueError("the context is full: frames of another format have no place in it")
+            raise ValueError("context is full: cannot continue with frames of another format")
         self.stop()
         self._set_frame(frame)
         self.num_prefix, self.num_held = self.num_used, 0
@@ -306,15 +307,15 @@ class Stream:
 
     @property
     def tokens(self) -> Tensor:
-        """(sequences, slots) int64, a view; a device may have to be waited for."""
+        """(sequences, slots) int64, a view; reading it may wait for the device."""
         return self.batch.buffers.tokens[self.first : self.end]
 
     @property
-    def is_endless(self) -> bool:  # a frame that begins in a full context takes the oldest's slots
+    def is_endless(self) -> bool:  # a new frame in a full context replaces the oldest
         return not self.reads_again and self.window > 1
 
     def set_sampling(self, sampling: SamplingOptions) -> None:
-        """Draw otherwise from the next step on; what was compiled is made anew."""
+        """Change the sampling options from the next step on; compiled steps are rebuilt."""
         grid, model = self.frame.grid, self.model
         where = grid.height, grid.width, model.vocab_size, model.device
         self.sampling, self.ranges = sampling, ValidRanges.resolve(sampling.valid_range, *where)
@@ -323,19 +324,19 @@ class Stream:
         self.batch.renew_step()
 
     def close(self) -> None:
-        """Give the sequences back; what they held is seen by nobody."""
+        """Release the sequences and hide their contents."""
         self.batch.remove(self)
 
     @torch.inference_mode()
     def forget(self) -> None:
-        """Have nobody see what the sequences hold."""
+        """Hide the contents of the sequences."""
         if (self.tokens == UNDRAWN).any():
             self._mend()
         self.held.fill_(-1)
         self.fed_at.fill_(NEVER)
 
     def _mend(self) -> None:
-        """Write over keys and values that broke: what hides them is 0 times NaN elsewhere."""
+        """Overwrite NaN keys and values: masking multiplies them by 0, which is NaN elsewhere."""
         self.tokens.fill_(0)
         slots = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         for part in torch.split(slots, PREFILL_LANES["cpu"]):
@@ -347,36 +348,36 @@ class Stream:
     def prompts_of(
         self, prompt: Tensor, context_frames: int, row: int = 0, batch_size: int = 1
     ) -> list[Tensor]:
-        """Return the prompts of a batch row's sequences, or raise ValueError if one misfits."""
+        """Return the prompts of a batch row's sequences; ValueError if one does not fit."""
         model, layout = self.model, self.frame.layout(1, context_frames, len(prompt) > 0)
         if len(prompt) < layout.context_slots:
             raise ValueError(
-                f"context_frames={context_frames} take {layout.context_slots} tokens, "
+                f"context_frames={context_frames} need {layout.context_slots} tokens, "
                 f"got a prompt of {len(prompt)}"
             )
         check_ids(prompt, model.num_embeddings, "prompt")
         each = model.prompts_of(prompt, row, batch_size)
-        # of an empty one, others stand in the place of actions
+        # unconditional prompts replace the actions of an empty prompt
         taken = layout.num_slots + (max(map(len, each)) if len(prompt) else 0)
         if taken > self.max_slots:
             raise ValueError(
-                f"prompt and one frame take {taken} slots, the context holds {self.max_slots}"
+                f"prompt and one frame need {taken} slots, the context holds {self.max_slots}"
             )
         return each
 
     def read(self, prompt: Tensor, context_frames: int = 1) -> None:
-        """Start anew from a prompt (P,) int64 that ends with frames, which steps then read."""
+        """Restart from a prompt (P,) int64 that ends with frames; steps then read it."""
         self.prefill(self.prompts_of(prompt, context_frames), context_frames)
 
     def prefill(self, prompts: Sequence[Tensor], context_frames: int = 1) -> None:
-        """Start anew from what `prompts_of` returned, which steps then read."""
+        """Restart from the result of `prompts_of`; steps then read it."""
         prompts = [prompt.to(self.held.device) for prompt in prompts]
         self.num_prefix = len(prompts[0]) - self.frame.layout(1, context_frames, True).context_slots
         self.num_held = context_frames
         self.num_generated = self.num_dropped_frames = self.num_steps = self.num_fed = 0
         self.stop()
         self.verified = []
-        # where actions are all the prompt that there is, other prompts stand in their place
+        # if actions are the whole prompt, unconditional prompts replace them
         self.openings = () if len(prompts[0]) else prompts
         self._prefill(prompts if len(prompts[0]) else [one[:0] for one in prompts])
 
@@ -393,7 +394,7 @@ class Stream:
             places = torch.arange(len(prompt), device=prompt.device)
             for row, values in zip(state, (prompt, places, places), strict=True):
                 row[: len(prompt)] = values
-        self.window = self.num_held + self.room()  # no actions stand before the first of them
+        self.window = self.num_held + self.room()  # the first frame has no actions before it
 
     def room(self) -> int:
         free = self.max_slots - max(self.shifts) - self.num_used
@@ -411,7 +412,7 @@ class Stream:
     def slots_at(self, positions: Tensor) -> Tensor:
         """Return the slots of positions (int64), both of the first sequence.
 
-        The prefix stays, the rest is a ring. SCRATCH stands at the scratch slot.
+        The prefix is fixed, the rest is a ring. SCRATCH maps to the scratch slot.
         """
         behind = positions - self.num_prefix
         around = self.num_prefix + behind % max(1, self.window * self.frame.one.slots_per_frame)
@@ -422,11 +423,11 @@ class Stream:
         return self.slots_at(torch.arange(first, end, device=self.batch.buffers.tokens.device))
 
     def write(self, slots: Tensor, ids: Tensor | int) -> None:
-        """Write ids (n,) at slots (n,) of the first sequence, and where they are in the others."""
+        """Write ids (n,) at slots (n,) of the first sequence, and at theirs in the others."""
         self._put(self.tokens, slots, ids)
 
     def feed_at(self, slots: Tensor, steps: Tensor | int) -> None:
-        """Say at which steps (n,) the tokens at slots (n,) are fed."""
+        """Set the steps (n,) at which the tokens at slots (n,) are fed."""
         self._put(self.fed_at, slots, steps)
 
     @torch.inference_mode()
@@ -438,12 +439,12 @@ class Stream:
 
     @torch.inference_mode()
     def open(self, layout: SequenceLayout, actions: Tensor) -> None:
-        """Lay frames out behind the slots in use: actions (T, n) and separators are known."""
+        """Lay out frames after the used slots, with known actions (T, n) and separators."""
         width, end = layout.grid.width, self.num_used + layout.num_slots
         positions = torch.arange(self.num_used, end, device=self.held.device)
         slots = self.slots_at(positions)
         self.num_open, self.num_whole, self.num_taken = layout.grid.num_frames, 0, 0
-        # in a ring the oldest stand behind the others, whatever their slots
+        # in a ring the oldest frames come last, whatever their slots
         before = (self.held >= 0) & (self.held < self.num_used + self.by)
         self.fed_at.fill_(NEVER).masked_fill_(before, -1).scatter_(1, slots + self.by, NEVER)
         self.held.scatter_(1, slots + self.by, positions + self.by)
@@ -458,7 +459,7 @@ class Stream:
             self.write(row_ends.flatten(), ids.expand_as(row_ends).flatten())
 
     def follow(self, order: Order, layout: SequenceLayout) -> Iterator[NextStep]:
-        """Ask for the steps that write the frames that were laid out in an order."""
+        """Yield the steps that write the frames laid out, in an order."""
         plan = make_plan(order, layout, self.model.replays, self.ranges.row_ends is not None)
         packed, fed_at = _tensors_of(plan)
         device, base, whole = self.batch.buffers.tokens.device, self.num_used, 0
@@ -474,12 +475,12 @@ class Stream:
 
     @torch.inference_mode()
     def place(self, lanes: Tensor) -> Tensor:
-        """Put lanes (8, n), counted from the start of a layout, behind the slots in use.
+        """Map lanes (8, n), relative to a layout, to slots after those in use.
 
         Returns (8, sequences, n), or (11, sequences, n) with coordinates.
         """
         lanes = lanes[:, None].repeat(1, self.num_sequences, 1)
-        lane, slots = Lanes.of(lanes), lanes[1:4]  # where they are written, and read
+        lane, slots = Lanes.of(lanes), lanes[1:4]  # written slots, and read slots
         lane.positions.add_(self.num_used)
         lane.frames.add_(self.num_generated)
         slots.copy_(self.slots_at(torch.where(slots == SCRATCH, SCRATCH, slots + self.num_used)))
@@ -490,29 +491,29 @@ class Stream:
         return self.batch.with_coordinates(lanes)
 
     def begin(self, steps: Iterator[NextStep | None]) -> None:
-        """Have the batch run steps; None lets a prompt be read, or whole frames be taken, first."""
+        """Start steps in the batch; None waits until a prompt is read or whole frames are taken."""
         self.stop()
         self.verified, self._steps, self.is_writing = [], steps, True
         self.batch.attend_to(self, True)
 
     def stop(self) -> None:
-        """Forget the frames under way, and those that were not taken."""
+        """Discard unfinished frames, and those that were not taken."""
         self._steps, self.next_step, self.is_writing = iter(()), None, False
         self.num_open = self.num_whole = self.num_taken = 0
         self.batch.attend_to(self, self.num_unread > 0)
 
     def resume(self) -> NextStep | None:
-        """Let the strategy go on, whose step has run; return the next one, if one can run now."""
+        """Resume the strategy after its step; return the next one, if one can run now."""
         self.next_step = step = next(self._steps, None)
         if step is not None:
             self.num_whole = step.num_whole
         return step
 
     def take_frame(self) -> Tensor:
-        """Count the frame behind the slots in use, which is whole; return it, (height, width).
+        """Count the next complete frame after the used slots; return it, (height, width).
 
         Raises:
-            ValueError: a token could not be drawn; once a frame, a GPU is waited for to know.
+            ValueError: a token could not be sampled; checked once per frame, as it waits for a GPU.
         """
         grid, end = self.frame.grid, self.num_used + self.frame.one.slots_per_frame
         visual = self.tokens[0, self.slots_between(self.num_used, end)[self._visual]]
@@ -522,9 +523,9 @@ class Stream:
             keys = enumerate(getattr(self.batch.buffers.cache, "keys", ()))
             broken = next((layer for layer, of in keys if not of.isfinite().all()), None)
             raise ValueError(
-                f"no token can be drawn at frame {self.num_generated}, row {row}, column {column} "
-                f"(seen after step {self.num_steps}): the model's logits there are NaN or infinite"
-                + ("" if broken is None else f", broken from layer {broken} on")
+                f"no token can be sampled at frame {self.num_generated}, row {row}, column {column}"
+                f" (seen after step {self.num_steps}): the model produced NaN or infinite logits"
+                + ("" if broken is None else f", first in layer {broken}")
             )
         self.num_used = end
         self.num_taken += 1

@@ -1,4 +1,4 @@
-"""Generate a video's tokens: frame by frame, or in one call with the numbers that matter."""
+"""Generate a video's tokens: frame by frame, or in one call with statistics."""
 
 import time
 import weakref
@@ -24,11 +24,11 @@ from diagd.system import process_peak_bytes
 
 @singledispatch
 def decode(strategy: Strategy, stream: Stream, layout: SequenceLayout) -> Iterator[NextStep]:
-    """Ask, step by step, for the lanes that write a layout's frames behind the slots in use.
+    """Yield, step by step, the lanes that write a layout's frames after the used slots.
 
-    A schedule is followed; a strategy without one chooses lanes on the way, and is added by
-    `decode.register`. It is resumed when its step has run. The stream holds the actions already and
-    hides what is not written (`Stream.open`).
+    A schedule is followed; strategies that choose lanes while decoding are added by
+    `decode.register`. They resume when their step has run. The stream already holds the actions
+    and hides slots that are not written (`Stream.open`).
     """
     return stream.follow(strategy.schedule(layout.grid), layout)
 
@@ -37,23 +37,23 @@ decode.register(exact.exact)
 
 
 class DecodingEngine:
-    """Streams of frames from a raster-order model, read by `prefill` and written by `decode`.
+    """Streams of frames from a raster-order model, started by `prefill` and written by `decode`.
 
-    Its batch rows are streams of one `Batch`, of prompts of any lengths, and write as many frames.
-    Arguments that do not fit the model or each other are a ValueError, of its methods as well.
+    Its batch rows are streams of one `Batch`, with prompts of any lengths, and write equally many
+    frames. Arguments that do not match the model or each other are a ValueError, in methods too.
 
     Args:
-        model, sampling, seed, context, rule: as of `generate_tokens`.
-        frame: tokens of a frame, and conditioning tokens of each generated one.
-        batch_size: videos decoded side by side.
-        max_slots: longest sequence to hold, in tokens, at most the model's context (the default);
-            one, or one for each batch row.
-        keep_frames: frames that are read again when the context is full; by default none where
-            only the distance between positions matters to the model, else half of what it holds.
+            model, sampling, seed, context, rule: as in `generate_tokens`.
+            frame: tokens per frame, and conditioning tokens of each generated frame.
+            batch_size: videos decoded together.
+            max_slots: maximum sequence length in tokens, at most the model's context (the default);
+                one number, or one for each batch row.
+            keep_frames: frames to prefill again when the context is full; default: none if only the
+                distance between positions matters to the model, else half of what it holds.
 
     Attributes:
         batch: the memory, with the count of steps.
-        streams: what strategies drive, one for each batch row, with counts of steps and frames.
+        streams: one for each batch row, driven by strategies, with counts of steps and frames.
     """
 
     def __init__(
@@ -81,37 +81,37 @@ class DecodingEngine:
         self.batch = Batch(model, rows, slots, context, rule)
         admit = partial(self.batch.admit, frame, sampling, keep_frames=keep_frames)
         self.streams = [admit(n, max_slots=held) for n, held in zip(seeds, holds, strict=True)]
-        # weak, for it holds the streams: in a circle, dropped ones would keep the cache for a while
+        # weak, as it holds the streams: a reference cycle would delay freeing the cache
         self._under_way: weakref.ref[Generator[Tensor, None, None]] | None = None
 
     @property
     def stream(self) -> Stream:
-        """The first batch row's."""
+        """The first batch row's stream."""
         return self.streams[0]
 
     @property
     def capture_seconds(self) -> float:
-        """Seconds since the prefill that went into capturing steps as CUDA graphs."""
+        """Seconds since the prefill spent on capturing steps as CUDA graphs."""
         return self.batch.buffers.capture_seconds
 
     def set_sampling(self, sampling: SamplingOptions) -> None:
-        """Draw otherwise from the next call of `decode` on, none being under way."""
+        """Change the sampling options for the next call of `decode`; none may be in progress."""
         under_way = self._under_way and self._under_way()
         if under_way is not None and getgeneratorstate(under_way) != GEN_CLOSED:
-            raise ValueError("sampling cannot change under way: close decode's generator first")
+            raise ValueError("sampling cannot change while decoding: close the generator first")
         for stream in self.streams:
             stream.set_sampling(sampling)
 
     def prefill(
         self, prompt: Tensor | Sequence[Tensor], context_frames: int | Sequence[int] = 1
     ) -> None:
-        """Start the streams from prompts, forgetting what was there and closing what is under way.
+        """Restart the streams from prompts, discarding their contents and closing `decode`.
 
         Args:
             prompt: (B, P) int64, or B prompts (P,) of any lengths, each ending with the last token
-                of its last context frame; P may be 0 where actions stand before the first frame.
-            context_frames: whole frames at its end, with the actions between them; one number, or
-                one for each prompt.
+                of its last context frame; P may be 0 if actions precede the first frame.
+            context_frames: complete frames at its end, with the actions between them; one number,
+                or one for each prompt.
         """
         model, batch_size, prompts = self.batch.model, len(self.streams), list(prompt)
         if len(prompts) != batch_size or any(
@@ -121,7 +121,7 @@ class DecodingEngine:
             given = [prompt] if is_one else prompts
             shown = ", ".join(f"{one.dtype} of shape {tuple(one.shape)}" for one in given)
             raise ValueError(
-                f"prompt must be int64 of shape (batch={batch_size}, P), or as many of (P,), "
+                f"prompt must be int64 of shape (batch={batch_size}, P), or a list of (P,), "
                 f"got {shown}"
             )
         is_number = not isinstance(context_frames, Sequence)
@@ -158,18 +158,18 @@ class DecodingEngine:
         num_frames: int | None = None,
         on_step: Callable[[int], object] | None = None,
     ) -> Generator[Tensor, None, None]:
-        """Generate frames, each yielded as soon as its last token is final in all batch rows.
+        """Generate frames, each yielded when its last token is final in all batch rows.
 
         Closing the generator early, as the next call of `decode` does, keeps the frames yielded so
-        far and forgets the one under way. Where not all frames fit the context, the strategy runs
-        over as many at a time as do; over one at a time in a context that is full, so frames do not
-        overlap there.
+        far and discards the current one. If the frames do not all fit into the context, the
+        strategy runs over as many at a time as fit: over single frames, which cannot overlap, once
+        the context is full.
 
         Args:
-            strategy: how to decode, by name (see `diagd.decoding.strategies`) or as a value.
-            actions: (B, T, num_action_tokens) int64; actions[:, t] stands before frame t. None
-                where there are none.
-            num_frames: frames to generate; default as many as the schedule or the actions have.
+            strategy: decoding strategy, by name (see `diagd.decoding.strategies`) or as a value.
+            actions: (B, T, num_action_tokens) int64; actions[:, t] precedes frame t. None if the
+                model has none.
+            num_frames: frames to generate; default: those of the schedule or the actions.
             on_step: called after each step with `batch.num_steps`.
 
         Returns:
@@ -177,15 +177,15 @@ class DecodingEngine:
         """
         stream, model = self.stream, self.batch.model
         if not stream.window:
-            raise ValueError("there is nothing to go on from: prefill comes before decode")
+            raise ValueError("prefill must be called before decode")
         if isinstance(strategy, DiagonalSchedule):
             num_frames = strategy.grid.num_frames if num_frames is None else num_frames
             grid = replace(stream.frame.grid, num_frames=num_frames)
             if strategy.grid != grid:
-                raise ValueError(f"the schedule must be for {grid}, got one for {strategy.grid}")
+                raise ValueError(f"schedule must be for {grid}, got one for {strategy.grid}")
         elif num_frames is None:
             if actions is None or actions.ndim < 2:
-                raise ValueError("num_frames is needed where there are no actions to count")
+                raise ValueError("num_frames must be given without actions")
             num_frames = actions.shape[1]
         shape = (len(self.streams), num_frames, stream.frame.num_action_tokens)
         actions = _check_actions(actions, shape, model.num_embeddings)
@@ -203,14 +203,14 @@ class DecodingEngine:
 
 
 def write_frames(stream: Stream, strategy: Strategy | str, actions: Tensor) -> None:
-    """Have a stream write frames, which the steps of its batch then do.
+    """Start writing frames of a stream in the steps of its batch.
 
-    `stream.take_frame` returns those that are whole, in order: `num_whole` less `num_taken`.
+    `stream.take_frame` returns the complete ones in order: `num_whole` less `num_taken`.
 
     Args:
-        stream: from `Batch.admit`, its prompt given (`read`).
-        strategy: how to decode, by name (see `diagd.decoding.strategies`) or as a value.
-        actions: (T, n) int64, the n conditioning tokens, maybe none, before each of T frames.
+        stream: from `Batch.admit`, after `read` of its prompt.
+        strategy: decoding strategy, by name (see `diagd.decoding.strategies`) or as a value.
+        actions: (T, n) int64, the n >= 0 conditioning tokens before each of T frames.
 
     Raises:
         ValueError: a strategy or actions that do not fit the stream.
@@ -243,11 +243,11 @@ def _frames(
 
 
 def _steps(stream: Stream, strategy: Strategy, actions: Tensor) -> Iterator[NextStep | None]:
-    """Ask for the steps that write a frame behind each of the actions (T, n), in a stream's way."""
+    """Yield the steps that write a frame after each of the actions (T, n), by a strategy."""
     while len(actions):
         if not (fitting := stream.room() or int(stream.is_endless)):
             stream.drop_oldest()
-            yield None  # until that is read
+            yield None  # until the prompt is read
             continue
         part, actions = actions[:fitting], actions[fitting:]
         held = min(stream.num_held, 2)  # stand-ins reach 2 frames back
@@ -262,10 +262,10 @@ def _steps(stream: Stream, strategy: Strategy, actions: Tensor) -> Iterator[Next
 def _check_seeds(seed: int | list[int], batch_size: int) -> list[int]:
     given = seed if isinstance(seed, list) else [whole(seed, "seed") + b for b in range(batch_size)]
     if len(seeds := [whole(value, "seed") for value in given]) != batch_size:
-        raise ValueError(f"expected one seed for each of {batch_size} batch rows, got {len(seeds)}")
+        raise ValueError(f"expected one seed, or one per row ({batch_size}), got {len(seeds)}")
     for value in seeds:
         if not -(2**63) <= value < 2**63:
-            raise ValueError(f"seed must fit 64 bits, got {value}")
+            raise ValueError(f"seed must fit in 64 bits, got {value}")
     return seeds
 
 
@@ -284,7 +284,7 @@ def _check_actions(
 
 
 def _check_room(stream: Stream, num_frames: int) -> None:
-    """Refuse a stream that would be stuck in a full context."""
+    """Raise ValueError for a stream that would be stuck in a full context."""
     coming = stream.frame.layout(num_frames, 0, stream.num_used > 0)
     shift = max(stream.shifts)
     if stream.is_endless or stream.num_used + shift + coming.num_slots <= stream.max_slots:
@@ -293,7 +293,7 @@ def _check_room(stream: Stream, num_frames: int) -> None:
     slots = stream.num_prefix + shift + layout.context_slots + layout.slots_per_frame
     if slots > stream.max_slots:
         raise ValueError(
-            f"keep_frames={kept} and one more frame take {slots} slots, "
+            f"keep_frames={kept} and one more frame need {slots} slots, "
             f"the context holds {stream.max_slots} slots"
         )
     if not kept and not stream.num_prefix and not layout.num_leading:
@@ -304,15 +304,15 @@ def _check_room(stream: Stream, num_frames: int) -> None:
 class GenerationStats:
     """Steps, tokens, time and memory of a generation."""
 
-    num_steps: int  # forward passes of decoding (prefills not counted)
-    num_fed: int  # tokens fed in them, of the batch row that was fed most
-    seconds: float  # wall-clock of decoding, prefills after a full context included
-    capture_seconds: float  # of capturing and compiling CUDA graphs, which `seconds` leaves out
-    prefill_seconds: float  # of the prompt
-    tokens_per_second: float  # visual tokens of all batch rows by `seconds`
-    frames_per_second: float  # frames of all batch rows by `seconds`
-    peak_memory_bytes: int  # allocated on a CUDA device; on the CPU the process's peak
-    num_dropped_frames: int  # that left a full context
+    num_steps: int  # forward passes of decoding, without prefills
+    num_fed: int  # tokens fed in them, of the batch row with the most
+    seconds: float  # wall-clock time of decoding, including prefills of a full context
+    capture_seconds: float  # capturing and compiling CUDA graphs, not in `seconds`
+    prefill_seconds: float  # prefill of the prompt
+    tokens_per_second: float  # visual tokens of all batch rows per second of `seconds`
+    frames_per_second: float  # frames of all batch rows per second of `seconds`
+    peak_memory_bytes: int  # peak of allocated CUDA memory; on the CPU the process's peak
+    num_dropped_frames: int  # frames that left a full context
 
 
 @dataclass(frozen=True)
@@ -338,29 +338,29 @@ def generate_tokens(
     on_step: Callable[[int], object] | None = None,
     **engine: Any,
 ) -> GeneratedTokens:
-    """Continue a prompt by so many frames (arXiv:2503.14070, section 3.2).
+    """Continue a prompt by a number of frames (arXiv:2503.14070, section 3.2).
 
     Args:
-        model: what to decode with, from `load_model` or `HuggingFaceModel` (see `CausalModel`).
+        model: model from `load_model` or `HuggingFaceModel` (see `CausalModel`).
         prompt: (B, P) int64, or B prompts (P,) of any lengths: `context_frames` frames with the
-            actions between them, after a text or BOS prefix where the model has one.
-        schedule: how to decode: a schedule, which has a grid of its own, or a strategy, by name
-            (`k=1`, `exact`; see `diagd.decoding.strategies`) or as a value.
-        actions: (B, T, n) int64, the n conditioning tokens that stand before each frame; None
-            where there are none.
-        context_frames: frames at the prompt's end, 0 or more, in all or in each: stand-ins are
-            taken from them, and they are the ones that leave when the context is full.
-        grid: the frames to generate, where `schedule` is a strategy.
-        sampling: how tokens are drawn (see `SamplingOptions`); greedy by default.
+            actions between them, after a text or BOS prefix if the model has one.
+        schedule: a schedule, which includes a grid, or a strategy, by name (`k=1`, `exact`; see
+            `diagd.decoding.strategies`) or as a value.
+        actions: (B, T, n) int64, the n conditioning tokens before each frame; None if the model
+            has none.
+        context_frames: frames at the end of the prompt, 0 or more, one number or one for each:
+            stand-ins are taken from them, and they leave first when the context is full.
+        grid: frames to generate, if `schedule` is a strategy.
+        sampling: sampling options (see `SamplingOptions`); default: greedy.
         seed: 64 bits: one number (batch row b uses seed + b) or one for each row.
-        frame: the format of frames that are more than a grid behind their actions: the images of
-            two cameras.
-        engine: what else `DecodingEngine` takes: context, (1 or B, M, size) cross-attention input
-            for models that have one; max_slots and keep_frames, what the model's context holds, and
-            what of it is read again when it is full; rule, who may see whom (see
+        frame: format of frames that are more than a grid after their actions: the images of two
+            cameras.
+        engine: other arguments of `DecodingEngine`: context, (1 or B, M, size) cross-attention
+            input for models that have one; max_slots, the context length, and keep_frames, the
+            frames to prefill again when it is full; rule, which lane sees which token (see
             `diagd.decoding.visibility`).
-        on_frame: called after each frame with how many there are.
-        on_step: called after each step with how many there were; one that raises ends it all.
+        on_frame: called after each frame with the number of frames so far.
+        on_step: called after each step with the number of steps so far.
 
     Raises:
         ValueError: arguments that do not fit the model, the schedule or each other.
@@ -369,11 +369,11 @@ def generate_tokens(
         raise ValueError(f"prompt must be of shape (batch, P), got {tuple(prompt.shape)}")
     if isinstance(schedule, DiagonalSchedule):
         if grid not in (None, schedule.grid):
-            raise ValueError(f"the schedule has a grid of its own, {schedule.grid}, got {grid}")
+            raise ValueError(f"grid must be that of the schedule, {schedule.grid}, got {grid}")
         grid = schedule.grid
     strategy = as_strategy(schedule)
     if grid is None:
-        raise ValueError(f"strategy {strategy} needs grid, the frames to generate")
+        raise ValueError(f"grid must be given for strategy {strategy}")
     num_actions = actions.shape[-1] if actions is not None and actions.ndim else 0
     frame = frame or FrameFormat(grid.height, grid.width, num_actions)
     max_slots: int | Sequence[int | None] | None = engine.pop("max_slots", None)
@@ -382,8 +382,8 @@ def generate_tokens(
     needed = [coming + max(map(len, of_row)) for of_row in each]
     held = max_slots if isinstance(max_slots, Sequence) else [max_slots] * len(needed)
     holds = [
-        most if limit is None else min(most, whole(limit, "max_slots"))
-        for most, limit in zip(needed, held, strict=True)
+        count if limit is None else min(count, whole(limit, "max_slots"))
+        for count, limit in zip(needed, held, strict=True)
     ]
     given = frame, len(prompt), sampling, seed
     decoder = DecodingEngine(model, *given, max_slots=holds, **engine)
@@ -414,14 +414,14 @@ def generate_tokens(
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory allocated on a CUDA device, or the process's peak on the CPU."""
+    """Return the peak of allocated CUDA memory, or the process's peak on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return process_peak_bytes()
 
 
 def synchronized_time(device: torch.device) -> float:
-    """Return seconds on a clock, once the device has done all that was asked of it."""
+    """Return a clock's seconds after the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

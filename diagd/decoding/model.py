@@ -1,7 +1,7 @@
-"""The protocol of a model, `CausalModel`: where `decoding` meets `models` and `backends`.
+"""The model protocol, `CausalModel`: the interface between `decoding`, `models` and `backends`.
 
-`tests/backends/conformance.py` checks that a class keeps to it. Models that are guided, compiled,
-captured or timed are a `ModelWrapper` before another model.
+`tests/backends/conformance.py` checks implementations. Guided, compiled, captured and timed models
+are a `ModelWrapper` around another model.
 """
 
 from collections.abc import Hashable
@@ -17,7 +17,7 @@ from diagd.decoding.visibility import NEVER, Rule, Seen, raster_rule
 
 
 def check_ids(ids: Tensor, limit: int, name: str) -> None:
-    """Refuse what are no int64 ids, or foreign ones."""
+    """Raise ValueError unless ids are int64 and in range."""
     if ids.dtype != torch.int64:
         raise ValueError(f"{name} must be int64, got {ids.dtype}")
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < limit:
@@ -28,27 +28,27 @@ def check_ids(ids: Tensor, limit: int, name: str) -> None:
 
 class StepFunction(Protocol):
     def __call__(self, lanes: Tensor, num_slots: int, first: int = 0, /) -> None:
-        """Run lanes (see `Lanes`) of the sequences from `first` on, over so many cache slots."""
+        """Run lanes (see `Lanes`) of sequences from `first` on, over `num_slots` cache slots."""
 
 
 @dataclass(eq=False)
 class Buffers:
-    """The memory of S sequences: it is allocated once, and nothing in it moves."""
+    """The memory of S sequences, allocated once and never moved."""
 
-    tokens: Tensor  # (S, slots) int64; the last slot is scratch, which nobody sees
-    held: Tensor  # (S, slots) int64, the position in raster order that each slot holds, or -1
+    tokens: Tensor  # (S, slots) int64; the last slot is scratch, which is never visible
+    held: Tensor  # (S, slots) int64, the position in raster order in each slot, or -1
     fed_at: Tensor  # (S, slots) int64, the step at which each slot's true token is fed
     seeds: Tensor  # (S,) int64
-    cache: Any  # what the model keeps
-    capture_seconds: float = 0.0  # that went into capturing steps over it as CUDA graphs
+    cache: Any  # the model's cache
+    capture_seconds: float = 0.0  # seconds spent on capturing steps over it as CUDA graphs
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """How the tokens of neighbouring sequences are drawn.
+    """How the tokens of neighbouring sequences are sampled.
 
-    With scales, 1 + len(scales) sequences are a stream: logits of the last + scale * (those of one
-    before it - its own), and so on to the first; they are drawn once, and written to all.
+    With scales, 1 + len(scales) sequences are one stream: logits of the last + scale * (those of
+    the one before - its own), and so on to the first; they are sampled once, and written to all.
     """
 
     num_sequences: int
@@ -59,19 +59,19 @@ class Drawing:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What every step of a batch shares."""
+    """Constants of all steps of a batch."""
 
     buffers: Buffers
     drawings: tuple[Drawing, ...]  # of all sequences, in order
-    rule: Rule = raster_rule  # who may see whom
+    rule: Rule = raster_rule  # which lane sees which token
 
     @property
-    def is_plain(self) -> bool:  # for which kernels may be written
+    def is_plain(self) -> bool:  # supported by specialised kernels
         return self.rule is raster_rule and not any(one.scales for one in self.drawings)
 
     @property
     def kind(self) -> Hashable:
-        """All that a step depends on but the buffers, the lanes and the slots."""
+        """Everything that a step depends on except buffers, lanes and slots."""
         return self.drawings, self.rule
 
 
@@ -81,22 +81,22 @@ class ModelShape:
 
     vocab_size: int  # columns of the logits
     num_embeddings: int  # ids that may be fed: [0, num_embeddings)
-    max_positions: int  # the longest sequence it can hold
+    max_positions: int  # maximum sequence length
     device: torch.device  # where the weights are
-    # whether only the distance between positions matters, so that they may grow for ever
+    # whether only distances between positions matter, so that positions may grow without bound
     relative_positions: bool = False
-    on_grid: bool = False  # positions stand for rows and columns of frames: they cannot be shifted
+    on_grid: bool = False  # positions are rows and columns of frames and cannot be shifted
 
 
 class CausalModel(Protocol):
     """A raster-order model that can be fed any tokens at any slots, in any order.
 
-    Derive from it, and get the defaults. Logits do not depend on the order in which lanes stand,
-    or, but for rounding, on who else shares a step or the batch.
+    Subclass it to inherit the defaults. Logits do not depend on the order of lanes, or, except for
+    rounding, on what else is in a step or the batch.
     """
 
-    # steps are compiled or captured: few widths of a step are better, and draws may not depend on
-    # what earlier steps left outside of the buffers
+    # whether steps are compiled or captured: use few widths of a step, and let draws not depend on
+    # state that earlier steps left outside of the buffers
     replays: bool = False
 
     @property
@@ -124,53 +124,53 @@ class CausalModel(Protocol):
 
     @property
     def embeddings(self) -> Tensor:
-        """The table that steps read, (num_embeddings, hidden size or more), to be written to."""
-        raise ValueError("this backend takes no text of vectors: choose another --backend")
+        """The embedding table used by steps, (num_embeddings, hidden size or more), writable."""
+        raise ValueError("this backend does not support prompt embeddings: use another --backend")
 
     def check_prompt(self, prompt: Tensor, context_frames: int) -> None:
-        """Refuse, with a ValueError, a prompt (B, P) of known ids that the model would misread."""
+        """Raise ValueError for a prompt (B, P) of known ids that the model would misread."""
 
     @property
     def scales(self) -> tuple[float, ...]:
-        """Of classifier-free guidance: one for each prompt that streams are steered away from."""
+        """Classifier-free guidance scales, one for each unconditional prompt of a stream."""
         return ()
 
     def prompts_of(self, prompt: Tensor, row: int, batch_size: int) -> list[Tensor]:
-        """Return the prompts of the sequences of a batch row: its own (P,), and of each scale."""
+        """Return the prompts of a batch row's sequences: its own (P,), and one for each scale."""
         return [prompt]
 
     def coordinates(self, positions: Tensor) -> Tensor | None:
-        """Return what positions (...) turn by, (3, ...) int64: frame, row and column.
+        """Return the coordinates of positions (...), (3, ...) int64: frame, row and column.
 
-        None: by the positions themselves. It is asked once, where lanes are laid out.
+        None: rotation uses the positions themselves. Called once, when lanes are laid out.
         """
         return None
 
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
-        """Allocate keys and values of sequences of `num_slots` slots, the last of them scratch.
+        """Allocate keys and values of sequences of `num_slots` slots, the last one scratch.
 
         Args:
             context: cross-attention input of all lanes, for models that have one.
 
         Returns:
-            whatever `forward` takes. Where it has `keys`, a tensor for each layer, errors can say
-            in which layer numbers broke.
+            The cache of `forward`. If it has `keys`, a tensor for each layer, errors can name the
+            layer in which NaN appeared.
         """
         ...
 
     def renew_cache(self, cache: Any, context: Tensor | None = None) -> bool:
-        """Empty a cache where it stands; return whether it is as new, which by default none is."""
+        """Clear a cache in place; return whether it is as new (by default False)."""
         return False
 
     def make_buffers(self, batch_size: int, num_slots: int, context: Tensor | None) -> Buffers:
-        """Allocate the memory of a batch; of `num_slots` slots or more, the last one scratch."""
+        """Allocate the memory of a batch, of at least `num_slots` slots, the last one scratch."""
         cache = self.make_cache(batch_size, num_slots, context)
         tokens = torch.zeros(batch_size, num_slots, dtype=torch.int64, device=self.device)
         held, seeds = torch.full_like(tokens, -1), torch.zeros_like(tokens[:, 0])
         return Buffers(tokens, held, torch.full_like(held, NEVER), seeds, cache)
 
     def make_step(self, step: Step) -> StepFunction | None:
-        """Return what runs steps; None leaves it to `diagd.decoding.step.run_step`."""
+        """Return a function that runs steps; None uses `diagd.decoding.step.run_step`."""
         return None
 
     def forward(
@@ -187,17 +187,18 @@ class CausalModel(Protocol):
         """Feed lanes: write their keys and values, then attend.
 
         Args:
-            tokens: (S', L) int64, of the sequences of the cache from `first` on.
-            positions: (S', L) int64, where the lanes stand in raster order: below max_positions,
-                unless `relative_positions`. Of (L,), all sequences stand there.
-            slots: (S', L) or (L,) int64, the cache slots to write. Only scratch, which nobody sees,
-                may be named more than once: padded lanes write there, with any finite logits.
-            seen: who of them sees which of the cache slots [0, M). What hidden slots hold changes
-                nothing; a lane that sees none has any finite logits.
-            cache: from `make_cache`, changed in place.
-            logits_to_keep: 0 for all lanes, else only the last so many.
-            coordinates: (3, S', L) int64, told to models that have some; None: their own ones of
-                these positions.
+                tokens: (S', L) int64, of the cache's sequences from `first` on.
+                positions: (S', L) int64, positions of the lanes in raster order: below
+                    max_positions unless `relative_positions`. (L,) is the same for all sequences.
+                slots: (S', L) or (L,) int64, the cache slots to write. Only scratch, which is never
+                    visible, may occur more than once: padded lanes write there, with any finite
+                    logits.
+                seen: which lane sees which of the cache slots [0, M). Contents of hidden slots have
+                    no effect; a lane that sees nothing has any finite logits.
+                cache: from `make_cache`, changed in place.
+                logits_to_keep: 0 for all lanes, else the number of last lanes.
+                coordinates: (3, S', L) int64, for models that have some; None: those of the
+                positions.
 
         Returns:
             (S', L, vocab_size) logits.
@@ -205,7 +206,7 @@ class CausalModel(Protocol):
         ...
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
-        """Draw one token a lane, as `diagd.decoding.sampling.sample`; kernels draw the same."""
+        """Sample one token per lane, as `diagd.decoding.sampling.sample`; kernels must agree."""
         return sample(logits, draw)
 
 
@@ -213,10 +214,10 @@ Behind = TypeVar("Behind", bound=CausalModel)
 
 
 class ModelWrapper(CausalModel, Generic[Behind]):
-    """A model that stands before another one, and is it in all that a subclass does not say itself.
+    """Forward every call to another model; subclasses override what they change.
 
-    A subclass that feeds or draws in a way of its own has its steps run part by part, and one that
-    makes caches of its own gets none that were used.
+    Steps of a subclass that overrides feeding or sampling run part by part; a subclass that
+    overrides make_cache gets no reused caches.
     """
 
     def __init__(self, model: Behind) -> None:

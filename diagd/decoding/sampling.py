@@ -1,11 +1,11 @@
-"""Draw tokens from logits: temperature, top-k, top-p, and Gumbel-max with noise bound to the token.
+"""Sample tokens from logits: temperature, top-k, top-p, and Gumbel-max with per-token noise.
 
-Logits have a best id where none of the valid ones is NaN or +inf and one of them is above -inf.
-Elsewhere a token is `UNDRAWN`, never garbage; whoever writes the stream finds it.
+Logits have a best id if none of the valid ones is NaN or +inf and at least one is above -inf.
+Otherwise the token is `UNDRAWN`, never garbage, and the writer of the stream reports it.
 
 The noise of (row seed, frame, row, column, token id) is a counter-based hash of just these five:
-not of the step, the schedule, the device, the cache slot or who else is in the batch. So a seed
-repeats a run anywhere, and two schedules with one seed use the same noise for the same token.
+independent of step, schedule, device, cache slot and the rest of the batch. So a seed repeats a run
+anywhere, and two schedules with one seed use the same noise for the same token.
 """
 
 from collections.abc import Callable
@@ -22,23 +22,23 @@ _MASK = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class ValidRanges:
-    """`valid_range` as the step needs it: one slice of the vocabulary, and a mask."""
+    """`valid_range` prepared for steps: one slice of the vocabulary, and a mask."""
 
     low: int  # first id of any range
     high: int  # one past the last id of any range
-    by_place: Tensor | None = field(compare=False)  # (height, width, 2) int64 where they differ
-    places: bytes = b""  # its numbers, by which ranges are compared
+    by_place: Tensor | None = field(compare=False)  # (height, width, 2) int64 if ranges differ
+    places: bytes = b""  # its bytes, to compare ranges
 
     @property
     def row_ends(self) -> Tensor | None:
-        """The (height,) ids that end the rows where each has a single valid one, a separator."""
+        """The (height,) ids of row separators, if each row ends with a single valid id."""
         if self.by_place is None:
             return None
         low, high = self.by_place[:, -1].unbind(-1)
         return low if bool((high - low == 1).all()) else None
 
     def at(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Return the first valid id of places (...) and the one past their last, (2, ...) int64."""
+        """Return the first valid id of places (...) and one past the last, (2, ...) int64."""
         if self.by_place is None:
             return torch.stack([torch.full_like(rows, end) for end in (self.low, self.high)])
         return self.by_place[rows, columns].movedim(-1, 0)
@@ -52,13 +52,13 @@ class ValidRanges:
         vocab_size: int,
         device: torch.device,
     ) -> "ValidRanges":
-        """Check `SamplingOptions.valid_range` against the frame and the vocabulary."""
+        """Validate `SamplingOptions.valid_range` against the frame and the vocabulary."""
         if valid_range is None:
             return cls(0, vocab_size, None)
         ranges = torch.as_tensor(valid_range)
         if ranges.shape not in ((2,), (height, width, 2)) or ranges.is_floating_point():
             raise ValueError(
-                f"valid_range must be (low, high) or of shape ({height}, {width}, 2), ids, "
+                f"valid_range must be (low, high) or ids of shape ({height}, {width}, 2), "
                 f"got {ranges.dtype} of shape {tuple(ranges.shape)}"
             )
         ranges = ranges.long()
@@ -76,33 +76,33 @@ class ValidRanges:
 
 @dataclass(frozen=True)
 class Draw:
-    """All that a draw depends on beside the logits."""
+    """Everything that a draw depends on besides the logits."""
 
     options: SamplingOptions
     ranges: ValidRanges
     seeds: Tensor  # (S,) int64, one for each sequence
-    # (S, L) int64, or (L,) of all: of the token that each lane writes, from the start of the stream
+    # (S, L) int64, or (L,) for all: frame of each lane's token, from the stream's start
     frames: Tensor
     rows: Tensor  # the same shape
     columns: Tensor
 
 
 def sample(logits: Tensor, draw: Draw) -> Tensor:
-    """Draw one token a lane from logits (S, L, V), without a host synchronisation: (S, L) int64."""
+    """Sample one token per lane from logits (S, L, V), without a host sync: (S, L) int64."""
     scores = truncated_logits(logits, draw)
     if draw.options.temperature > 0:
         scores = scores + gumbel_noise(draw, draw.ranges.low, draw.ranges.high)
-    best = scores.amax(-1)  # NaN where any score is
+    best = scores.amax(-1)  # NaN if any score is
     return if_any_best(lowest_id_of(best, scores) + draw.ranges.low, best)
 
 
 def if_any_best(drawn: Tensor, best: Tensor) -> Tensor:
-    """Return the ids drawn (S, L), but `UNDRAWN` where the highest score (S, L) is not finite."""
+    """Return the ids drawn (S, L), or `UNDRAWN` if the highest score (S, L) is not finite."""
     return torch.where(best.abs() < float("inf"), drawn, UNDRAWN)
 
 
 def truncated_logits(logits: Tensor, draw: Draw) -> Tensor:
-    """Return (S, L, high - low) float32: by temperature, with what may not be drawn at -inf."""
+    """Return (S, L, high - low) float32, divided by temperature, with excluded ids at -inf."""
     options, ranges = draw.options, draw.ranges
     logits = logits[..., ranges.low : ranges.high].float()
     if ranges.by_place is not None:
@@ -122,9 +122,9 @@ def gumbel_noise(draw: Draw, low: int, high: int) -> Tensor:
     for coordinate in (draw.frames, draw.rows, draw.columns):
         key = _mix(key ^ _mix(coordinate + 0x85EBCA6B & _MASK))  # (S, L)
     ids = torch.arange(low, high, device=seeds.device, dtype=torch.int64)
-    # less 2^32, which the mask takes away: Inductor adds it as int32
+    # minus 2^32, which the mask removes: Inductor adds it as int32
     bits = _mix(key[..., None] ^ _mix(ids + (0x9E3779B9 - (1 << 32)) & _MASK))
-    # The uniform is finest near 0, which is where large noise comes from.
+    # The uniform is finest near 0, where large noise comes from.
     uniform = (bits.float() + 0.5) * 2.0**-32
     return -torch.log(-torch.log1p(-uniform.clamp(max=1 - 2.0**-24)))
 
@@ -154,7 +154,7 @@ def truncate(logits: Tensor, options: SamplingOptions) -> Tensor:
 
 
 def lowest_id_of(best: Tensor, scores: Tensor) -> Tensor:
-    """Return the lowest index of the best score of the last axis (torch.argmax promises none)."""
+    """Return the lowest index of the best score on the last axis (torch.argmax may differ)."""
     size = scores.shape[-1]
     ids = torch.arange(size, device=scores.device)
     return torch.where(scores == best[..., None], ids, size - 1).amin(-1)
@@ -167,7 +167,7 @@ def check_draws(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> None:
-    """Raise ValueError where the draws of a kernel differ from those of `sample`."""
+    """Raise ValueError if the draws of a kernel differ from those of `sample`."""
     lanes = torch.arange(40, device=device)
     logits = torch.randn(3, 40, vocab_size, generator=torch.Generator().manual_seed(0)) * 3
     logits[0, 7, 5] = torch.nan
@@ -177,5 +177,5 @@ def check_draws(
         draw = Draw(options, ranges, seeds, lanes, lanes, lanes)
         drawn, expected = sample_by_kernel(logits, draw), sample(logits, draw)
         differing = int((drawn != expected).sum())
-        if differing > 1 or drawn[0, 7] != UNDRAWN:  # rounding may turn a draw
+        if differing > 1 or drawn[0, 7] != UNDRAWN:  # rounding may change one draw
             raise ValueError(f"{differing} of {drawn.numel()} draws differ under {options}")

@@ -1,27 +1,28 @@
-"""Options of a draw, checked before anything computes."""
+"""Sampling options, validated before any computation."""
 
 from dataclasses import dataclass
 from typing import Any
 
-_MIN = 2.0**-100  # of temperature and top_p: less, or logits by it, would leave float32
+_MIN = 2.0**-100  # smallest temperature and top_p: below, they or the logits leave float32
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Temperature and truncation of a draw.
+    """Temperature and truncation of sampling.
 
     Attributes:
         temperature: 0 or more; 0 is greedy (lowest id on ties).
-        top_k: keep the k likeliest ids (and those that tie with the last of them), at least 1.
-            None: all.
-        top_p: keep the likeliest ids until their mass reaches top_p, in (0, 1]. None: all.
-        valid_range: ids that may be drawn, low <= id < high: one pair for all places, or an int
-            tensor (height, width, 2) with a pair for each place of the frame. None: all ids.
-        exclusive_top_p: drop the id with which the mass crosses top_p as well, unless it is the
-            likeliest (WHAM's rule).
+            top_k: keep the k most likely ids (and ties with the last of them), at least 1. None:
+                all.
+            top_p: keep the most likely ids until their mass reaches top_p, in (0, 1]. None: all.
+            valid_range: ids that may be sampled, low <= id < high: one pair for all places, or an
+                int tensor (height, width, 2) with a pair for each place of the frame. None: all
+                ids.
+            exclusive_top_p: also drop the id with which the mass crosses top_p, unless it is the
+                most likely one (WHAM's rule).
 
     Raises:
-        ValueError: a value out of its range, or truncation at temperature 0.
+        ValueError: a value out of range, or truncation at temperature 0.
     """
 
     temperature: float = 0.0
@@ -34,7 +35,7 @@ class SamplingOptions:
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
         if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
-            raise ValueError(f"top_k must be at least 1 and an int, got {self.top_k!r}")
+            raise ValueError(f"top_k must be an int of at least 1, got {self.top_k!r}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
         for name in ("temperature", "top_p"):

@@ -2,8 +2,8 @@
 
 Diagonal Decoding (arXiv:2503.14070, section 3.2) calls row_lag k and frame_lag d. All tokens of one
 step come from one forward pass. Raster order (next-token prediction) is the same formula with
-row_lag = width and frame_lag = height * width. `make_plan` spells a schedule out: for every step,
-which lanes stand where and write what. Integers only; nothing here knows torch.
+row_lag = width and frame_lag = height * width. `make_plan` expands a schedule: for every step, the
+lanes with their positions and outputs. Integers only; no torch.
 """
 
 import re
@@ -18,8 +18,8 @@ from diagd.checks import whole
 
 RowStart = Literal["action", "predecessor", "temporal", "spatial"]
 Place = tuple[int, int, int]  # frame t, row i, column j
-MIN_WIDTH = 8  # of a padded step: the narrowest tile of a GPU's matrix units
-SCRATCH = -(2**31)  # stands for the scratch slot, whose place only the engine knows
+MIN_WIDTH = 8  # of a padded step: the smallest tile of a GPU's matrix units
+SCRATCH = -(2**31)  # placeholder for the scratch slot, whose index only the engine knows
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class TokenGrid:
 
     @classmethod
     def parse(cls, text: str) -> "TokenGrid":
-        """Read a text `TxHxW`, such as `3x40x64`, or raise ValueError."""
+        """Parse a text `TxHxW`, such as `3x40x64`; ValueError for another form."""
         if not (match := re.fullmatch(r"(\d+)x(\d+)x(\d+)", text.strip(), flags=re.ASCII)):
             raise ValueError(f"grid must look like TxHxW (for example 3x40x64), got {text!r}")
         return cls(*map(int, match.groups()))
@@ -52,7 +52,7 @@ class TokenGrid:
 
 
 class Order(Protocol):
-    """When each token of a grid is written; `DiagonalSchedule` is the one of the paper."""
+    """The step of each token of a grid; `DiagonalSchedule` is the paper's."""
 
     @property
     def grid(self) -> TokenGrid: ...
@@ -65,17 +65,17 @@ class Order(Protocol):
 
 @dataclass(frozen=True, init=False)
 class DiagonalSchedule:
-    """When each token of a grid is written; lags out of their bounds are a ValueError.
+    """The step of each token of a grid; lags out of bounds are a ValueError.
 
     Args:
-        row_lag: the paper's k, in [1, width]: how many columns a row runs ahead of the next one.
-        frame_lag: the paper's d, in [1, (height - 1) * row_lag + width]: how many steps a frame
-            starts after the one before. None is the upper bound: a frame is whole before the next
-            one begins ("spatial only").
-        row_start: which token stands in for a predecessor that is not known yet: `temporal` (the
-            same place a frame earlier), `predecessor` (the predecessor a frame earlier), `spatial`
-            (the newest token of the row above), or `action` (the last action token of the frame,
-            which a model can be trained to read as "a row starts").
+            row_lag: the paper's k, in [1, width]: columns by which a row is ahead of the next one.
+            frame_lag: the paper's d, in [1, (height - 1) * row_lag + width]: steps by which a frame
+                starts after the previous one. None is the upper bound: a frame is complete before
+                the next one starts ("spatial only").
+            row_start: the token that stands in for a predecessor that is not known yet: `temporal`
+                (same place, previous frame), `predecessor` (the predecessor's place, previous
+                frame), `spatial` (the newest token of the row above), or `action` (the frame's last
+                action token, which a model can be trained to read as "a row starts").
     """
 
     grid: TokenGrid
@@ -103,33 +103,33 @@ class DiagonalSchedule:
 
     @classmethod
     def raster(cls, grid: TokenGrid) -> "DiagonalSchedule":
-        """Next-token prediction of a grid: one token a step."""
+        """Next-token prediction of a grid: one token per step."""
         return cls(grid, row_lag=grid.width, frame_lag=grid.tokens_per_frame)
 
     @classmethod
     def spatial(cls, grid: TokenGrid, row_lag: int = 1) -> "DiagonalSchedule":
-        """Diagonals of row_lag within a frame of the grid; one is whole before the next starts."""
+        """Diagonals of row_lag in each frame of the grid; frames are complete before the next."""
         return cls(grid, row_lag)
 
     @classmethod
     def overlapping(cls, grid: TokenGrid, row_lag: int = 1) -> "DiagonalSchedule":
-        """Diagonals through all frames of a grid: frame_lag = row_lag * height, as in the paper."""
+        """Diagonals across all frames of a grid: frame_lag = row_lag * height, as in the paper."""
         return cls(grid, row_lag, frame_lag=row_lag * grid.height)
 
     @property
     def num_steps(self) -> int:
-        """Forward passes for the whole video: the last token's step, and those before it."""
+        """Forward passes for the whole video: the last token's step plus one."""
         grid = self.grid
         return 1 + self.step_of(grid.num_frames - 1, grid.height - 1, grid.width - 1)
 
     @property
     def speedup(self) -> float:
-        """Tokens a step on average: the cut in steps against next-token prediction."""
+        """Average tokens per step: the reduction in steps over next-token prediction."""
         return self.grid.num_tokens / self.num_steps
 
     @property
     def max_lanes(self) -> int:
-        """The most tokens written in one step."""
+        """Maximum number of tokens written in one step."""
         places = SequenceLayout(self.grid).places.values()
         return max(Counter(self.step_of(*place) for place in places).values())
 
@@ -140,13 +140,13 @@ class DiagonalSchedule:
 
 @dataclass(frozen=True)
 class FrameFormat:
-    """Tokens of a frame, and the conditioning tokens that each generated one has.
+    """Tokens of a frame, and the conditioning tokens of each generated frame.
 
     Args:
-        height, width: its rows and columns of tokens.
-        num_action_tokens: conditioning tokens that stand before it, but for those in a seam.
-        num_seam_tokens: of them, the last ones, which stand between the two halves of its rows:
-            where a frame is the images of two cameras.
+            height, width: its rows and columns of tokens.
+            num_action_tokens: conditioning tokens, before the frame except for those in a seam.
+            num_seam_tokens: the last ones of them, between the two halves of its rows, for frames
+                made of the images of two cameras.
     """
 
     height: int
@@ -156,12 +156,12 @@ class FrameFormat:
     one: "SequenceLayout" = field(init=False, compare=False, repr=False)  # of a single frame
 
     def __post_init__(self) -> None:
-        vars(self)["one"] = self.layout(1)  # which checks the numbers
+        vars(self)["one"] = self.layout(1)  # validates the numbers
 
     def layout(
         self, num_frames: int, context_frames: int = 0, has_prompt: bool = True
     ) -> "SequenceLayout":
-        """Lay out so many frames behind a prompt that ends with `context_frames`."""
+        """Lay out `num_frames` frames after a prompt that ends with `context_frames`."""
         grid = TokenGrid(num_frames, self.height, self.width)
         given = context_frames, has_prompt, self.num_seam_tokens
         return SequenceLayout(grid, self.num_action_tokens, *given)
@@ -175,17 +175,17 @@ class FrameFormat:
 class SequenceLayout:
     """Slots of a generation, in raster order, counted from the first one after the prompt.
 
-    The prompt's last token stands at slot -1. Behind it come, for every generated frame, its
-    conditioning tokens (actions) and its visual tokens. With the start of the generation added,
-    slots are the positions that the model is told. Where a frame is the images of two cameras, the
-    last of its conditioning tokens stand in a seam between the two halves of its rows.
+    The prompt's last token is at slot -1. For every generated frame follow its conditioning tokens
+    (actions) and its visual tokens. Slots plus the start of the generation are the model's
+    positions. For frames made of the images of two cameras, the last conditioning tokens are in a
+    seam between the two halves of their rows.
     """
 
     grid: TokenGrid
-    num_action_tokens: int = 0  # of each generated frame, before it but for those in a seam
-    context_frames: int = 0  # that the prompt ends with, all but the first after their actions
-    has_prompt: bool = True  # whether anything stands before the first generated frame
-    num_seam_tokens: int = 0  # of the action tokens, those in the seam
+    num_action_tokens: int = 0  # of each generated frame, before it except for those in the seam
+    context_frames: int = 0  # at the end of the prompt, all but the first after their actions
+    has_prompt: bool = True  # whether anything precedes the first generated frame
+    num_seam_tokens: int = 0  # action tokens in the seam
 
     def __post_init__(self) -> None:
         for name in ("num_action_tokens", "context_frames", "num_seam_tokens"):
@@ -193,13 +193,13 @@ class SequenceLayout:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
         if self.num_leading < 0 or (self.num_seam_tokens and self.grid.height % 2):
             given = f"{self.num_seam_tokens} of {self.num_action_tokens}, {self.grid.height} rows"
-            raise ValueError(f"num_seam_tokens must be action tokens, rows even, got {given}")
+            raise ValueError(f"num_seam_tokens must be action tokens of even rows, got {given}")
         if not self.has_prompt and not self.num_leading:
-            raise ValueError("an empty prompt needs conditioning tokens before the first frame")
+            raise ValueError("prompt must not be empty if no conditioning tokens precede the frame")
 
     @property
     def num_leading(self) -> int:
-        """Conditioning tokens that stand before a frame's first visual token."""
+        """Conditioning tokens before a frame's first visual token."""
         return self.num_action_tokens - self.num_seam_tokens
 
     @property
@@ -212,7 +212,7 @@ class SequenceLayout:
 
     @property
     def context_slots(self) -> int:
-        """Slots that the context frames take in the prompt."""
+        """Slots of the context frames in the prompt."""
         tokens = self.context_frames * self.slots_per_frame
         return tokens - self.num_leading if tokens else 0
 
@@ -239,12 +239,12 @@ class SequenceLayout:
 
 
 class Feed(NamedTuple):
-    """One lane: a token fed in a step, and what is read from it."""
+    """One lane: a token fed in a step, and the token predicted from it."""
 
     step: int
-    position: int  # the slot at which it stands: what it may see, and what RoPE sees
-    source: int  # the slot whose token id is fed: `position`, or what stands in for it
-    target: Place | None  # the place that it writes
+    position: int  # its slot: determines what it may see, and RoPE
+    source: int  # the slot whose token id is fed: `position`, or that of a stand-in
+    target: Place | None  # the place that it predicts
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,24 +252,24 @@ class DecodePlan:
     """All steps of an order over a layout; slots are relative to the start of the generation."""
 
     order: Order
-    # of all steps, one after the other: the eight fields of `diagd.decoding.step.Lanes`
+    # of all steps in sequence: the eight fields of `diagd.decoding.step.Lanes`
     lanes: list[tuple[int, ...]]
-    starts: list[int]  # (num_steps + 1) where each step begins in `lanes`
-    num_fed: list[int]  # (num_steps) lanes of each step that are no padding
-    ends: list[int]  # (num_steps) one past the last slot that a step's lanes stand at
+    starts: list[int]  # (num_steps + 1) start of each step in `lanes`
+    num_fed: list[int]  # (num_steps) lanes of each step without padding
+    ends: list[int]  # (num_steps) one past the last slot of a step's lanes
     fed_at: list[int]  # (num_slots) the step at which each generated slot's true token is fed
-    frame_ends: list[int]  # (num_frames) the step after which each frame is whole
+    frame_ends: list[int]  # (num_frames) the step after which each frame is complete
 
 
 @lru_cache(maxsize=64)
 def make_plan(
     order: Order, layout: SequenceLayout, pad: bool = True, known_row_ends: bool = False
 ) -> DecodePlan:
-    """Spell out the steps of an order.
+    """Expand the steps of an order.
 
     Args:
-        pad: let steps have few widths, by repeats of their first lane that write to scratch.
-        known_row_ends: rows end in a separator; nothing has to stand in for what is known.
+        pad: pad steps to few widths, by repeats of their first lane that write to scratch.
+        known_row_ends: rows end in a known separator, which needs no stand-in.
     """
     steps: list[list[tuple[int, ...]]] = [[] for _ in range(order.num_steps)]
     fed_at, frame_ends = [0] * layout.num_slots, [0] * layout.grid.num_frames
@@ -285,7 +285,7 @@ def make_plan(
     plan = DecodePlan(order, [], [0], [len(step) for step in steps], [], fed_at, frame_ends)
     for step, lanes in enumerate(steps):
         if not lanes:
-            raise ValueError(f"an order must write tokens in every step, got none in step {step}")
+            raise ValueError(f"order must write tokens in every step, got none in step {step}")
         lanes.sort()
         plan.ends.append(lanes[-1][0] + 1)
         position, _, source, _, *rest = lanes[0]
@@ -296,9 +296,9 @@ def make_plan(
 
 
 def padded_width(num_lanes: int, widest: int | None = None) -> int:
-    """Return to how many lanes a step is padded, so that a run has few shapes.
+    """Return the number of lanes that a step is padded to, so that a run has few shapes.
 
-    One stays one; others become a power of two, or as many as the widest step if that is near.
+    One stays one; others become a power of two, or the widest step's number if that is close.
     """
     if num_lanes == 1:
         return 1
@@ -307,18 +307,18 @@ def padded_width(num_lanes: int, widest: int | None = None) -> int:
 
 
 def feeds(order: Order, layout: SequenceLayout, known_row_ends: bool = False) -> Iterator[Feed]:
-    """Yield every lane, in no order.
+    """Yield every lane, in no particular order.
 
-    A target is read from the lane at its raster predecessor, which is fed in that very step; where
-    it is not known by then, another token stands in for it, and it is fed once it is. The
-    token written last would be fed at step `num_steps`, which nobody runs.
+    A target is predicted from the lane at its raster predecessor, fed in the same step; if that is
+    not known yet, another token stands in for it, and the predecessor is fed once it is known. The
+    last token written would be fed at step `num_steps`, which is never run.
     """
     if layout.has_prompt:
         yield Feed(0, -1, -1, layout.places.get(0))
     step = order.num_steps
     for slot in reversed(range(layout.num_slots)):
         successor = layout.places.get(slot + 1)
-        if slot not in layout.places:  # a conditioning token, fed with the one behind it
+        if slot not in layout.places:  # a conditioning token, fed with the one after it
             yield Feed(step, slot, slot, successor)
             continue
         step = order.step_of(*layout.places[slot])
@@ -352,7 +352,7 @@ def _stand_in(order: Order, layout: SequenceLayout, t: int, i: int, j: int) -> i
     for policy in policies[policies.index(row_start) :]:
         for place in filter(is_known, candidates[policy]):
             return layout.slot_of(*place)
-    raise ValueError(f"the order writes {(t, i, j)} before anything that could stand in for it")
+    raise ValueError(f"order writes {(t, i, j)} before any token that could stand in for it")
 
 
 def check_row_start(row_start: str) -> None:

@@ -1,7 +1,7 @@
-"""The step: gather, forward, sample, scatter, over lanes of each sequence's own.
+"""The step: gather, forward, sample, scatter, over the lanes of each sequence.
 
-A lane is one token that is fed in one forward pass: where it stands, and what is read from it. All
-that decodes is steps; models that fuse, compile or capture them write the same tokens.
+A lane is one token fed in one forward pass: its position, and what is predicted from it. Models
+that fuse, compile or capture steps write the same tokens.
 """
 
 from typing import NamedTuple
@@ -13,36 +13,36 @@ from diagd.decoding.model import CausalModel, Step
 from diagd.decoding.sampling import Draw
 from diagd.decoding.visibility import Seen
 
-BLOCK = 64  # cache slots are read in whole blocks, so that few numbers of them occur
+BLOCK = 64  # cache slots are read in whole blocks, to have few different sizes
 
 
 class Lanes(NamedTuple):
     """The lanes of a forward pass: each field (S', L) int64, stacked (8, S', L) or (11, S', L)."""
 
-    positions: Tensor  # where the lane stands: what it may see
-    slots: Tensor  # where its keys and values are written; scratch for padding
-    inputs: Tensor  # the slot whose token id is fed: `slots`, or a stand-in's source
-    outputs: Tensor  # the slot that its prediction is written to, or scratch
-    steps: Tensor  # the step at which it is fed
-    frames: Tensor  # frame, row and column of the token it writes (0 where it writes none)
+    positions: Tensor  # position of the lane: determines what it may see
+    slots: Tensor  # slot of its keys and values; scratch for padding
+    inputs: Tensor  # slot whose token id is fed: `slots`, or a stand-in's source
+    outputs: Tensor  # slot that its prediction is written to, or scratch
+    steps: Tensor  # step at which it is fed
+    frames: Tensor  # frame, row and column of the token it writes (0 if none)
     rows: Tensor
     columns: Tensor
-    coordinates: Tensor | None = None  # (3, S', L), of models that have some (see `CausalModel`)
+    coordinates: Tensor | None = None  # (3, S', L), for models that have some (see `CausalModel`)
 
     @classmethod
     def of(cls, packed: Tensor) -> "Lanes":
-        """Name the rows of (8 or 11, ...): views, so what is written to them is in `packed`."""
+        """Name the rows of (8 or 11, ...) as views: writes to them are writes to `packed`."""
         return cls(*packed[:8].unbind(), coordinates=packed[8:] if len(packed) > 8 else None)
 
 
 def run_step(model: CausalModel, step: Step, lanes: Tensor, num_slots: int, first: int = 0) -> None:
-    """Gather, forward, sample, scatter: lanes (8, S', L), over so many slots in whole blocks."""
+    """Gather, forward, sample, scatter: lanes (8, S', L), over `num_slots` in whole blocks."""
     lane, memory, reach = Lanes.of(lanes), step.buffers, whole_blocks(num_slots, BLOCK)
     own = slice(first, first + lanes.shape[1])
     held, fed_at = memory.held[own, :reach], memory.fed_at[own, :reach]
     seen = Seen(lane.positions, lane.steps, held, fed_at, step.rule)
     tokens = memory.tokens[own]
-    # UNDRAWN is no id: it is found in `Stream.take_frame`
+    # UNDRAWN is not an id: `Stream.take_frame` detects it
     fed = tokens.gather(1, lane.inputs).clamp_(min=0)
     told = {} if lane.coordinates is None else {"coordinates": lane.coordinates}
     logits = model.forward(fed, lane.positions, lane.slots, seen, memory.cache, 0, first, **told)
@@ -50,8 +50,8 @@ def run_step(model: CausalModel, step: Step, lanes: Tensor, num_slots: int, firs
 
 
 def _draw(model: CausalModel, step: Step, lane: Lanes, logits: Tensor, first: int) -> Tensor:
-    """Return the ids (S', L) that sequences draw, each in the way of its own."""
-    drawn: list[Tensor] = []  # `list[Tensor]()` is nothing that torch.compile knows
+    """Return the ids (S', L) sampled by sequences, each with its own options."""
+    drawn: list[Tensor] = []  # torch.compile does not support `list[Tensor]()`
     begin, end, start = first, first + len(logits), 0
     for drawing in step.drawings:
         start, since = start + drawing.num_sequences, max(start, begin)
@@ -59,7 +59,7 @@ def _draw(model: CausalModel, step: Step, lane: Lanes, logits: Tensor, first: in
             continue
         own, stride = slice(since - begin, min(start, end) - begin), 1 + len(drawing.scales)
         seeds = step.buffers.seeds[since : min(start, end) : stride]
-        # no generator, which torch.compile would keep, and what it looks at
+        # a generator would be kept by torch.compile, with everything it reads
         frames, rows, columns = lane.frames[own], lane.rows[own], lane.columns[own]
         places = frames[::stride], rows[::stride], columns[::stride]
         draw = Draw(drawing.sampling, drawing.ranges, seeds, *places)
@@ -69,7 +69,7 @@ def _draw(model: CausalModel, step: Step, lane: Lanes, logits: Tensor, first: in
 
 
 def steered(logits: Tensor, scales: tuple[float, ...]) -> Tensor:
-    """Return the logits that guided streams draw from (see `Drawing`), of their sequences'."""
+    """Combine sequences' logits to the guided logits of streams (see `Drawing`)."""
     if not scales:
         return logits
     each = [logits[prompt :: 1 + len(scales)].float() for prompt in range(1 + len(scales))]

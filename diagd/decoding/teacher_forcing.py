@@ -1,8 +1,8 @@
-"""The view of a model while it decodes a known video, laid out for one forward pass.
+"""A model's view while it decodes a known video, laid out for one forward pass.
 
-Diagonal finetuning (arXiv:2503.14070, section 3.3) makes a mask to fit the order of decoding. Here
-lanes, stand-ins among them, and mask are those of decoding, so one pass returns the logits that the
-engine computes step by step while it writes the very same tokens, past a full context as well.
+Diagonal finetuning (arXiv:2503.14070, section 3.3) derives a mask from the order of decoding. Here
+the lanes (with stand-ins) and the mask are those of decoding, so one pass returns the logits that
+the engine computes step by step for the same tokens, beyond a full context as well.
 """
 
 import math
@@ -20,34 +20,34 @@ from diagd.decoding.step import steered
 from diagd.decoding.strategies.table import Strategy
 from diagd.decoding.visibility import NEVER, Seen, visible
 
-LANES = 512  # of one forward, so that neither mask nor logits grow with the square of a clip
+LANES = 512  # per forward pass: limits the size of mask and logits
 Sees = Callable[[Tensor, Tensor], Tensor]  # lanes q, r -> whether q sees r
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class TeacherView:
-    """The lanes of all steps of a plan and the prompt before them, in raster order.
+    """The lanes of all steps of a plan and of the prompt before it, in raster order.
 
     Slots count from the start of the sequence. Each tensor is (N,) int64: a lane for each token
-    fed, which is all but the last, and one for each stand-in, beside the token that it stands in
-    for. The prompt is fed token by token before step 0, its last token at step 0.
+    fed, which is all but the last, and one for each stand-in, next to the token it replaces. The
+    prompt is fed token by token before step 0, its last token at step 0.
     """
 
     sources: Tensor  # the slot whose token id the lane feeds
-    positions: Tensor  # the slot at which it stands; what rotary or learned positions see
+    positions: Tensor  # its slot; input of rotary or learned positions
     steps: Tensor  # the step at which it is fed
-    targets: Tensor  # the slot of the token that is read from the lane, or -1
-    leaves_at: Tensor  # the first step whose lanes see it no more, its frame having left; or NEVER
+    targets: Tensor  # the slot of the token predicted from the lane, or -1
+    leaves_at: Tensor  # the first step whose lanes do not see it, as its frame has left; or NEVER
 
     @cached_property
     def stand_in(self) -> Tensor:
-        """(N,) bool, the lanes that stand in for a token that is fed later."""
+        """(N,) bool, the lanes that stand in for a token fed later."""
         return functional.pad(self.positions.diff() == 0, (0, 1))
 
     @cached_property
     def fed_at(self) -> Tensor:
-        """(N,) int64, the first step whose lanes may see the lane: never, of a stand-in."""
+        """(N,) int64, the first step whose lanes may see the lane: never, for a stand-in."""
         return torch.where(self.stand_in, NEVER, self.steps)
 
     @cached_property
@@ -60,9 +60,9 @@ class TeacherView:
         return self.mask_mod()(q, q, q, r)
 
     def mask_mod(self, window: int | None = None) -> MaskMod:
-        """Return `sees` as FlexAttention asks for it: (batch, head, q, r) -> bool.
+        """Return `sees` in FlexAttention's form: (batch, head, q, r) -> bool.
 
-        A layer may see no more than so many positions, the lane's own included (None: all).
+        `window`: positions that a layer may see, the lane's own included (None: all).
         """
         positions, steps = self.positions, self.steps
         fed_at, leaves_at = self.fed_at, self.leaves_at
@@ -75,7 +75,7 @@ class TeacherView:
         return mask
 
     def visible(self, window: int | None = None) -> Tensor | None:
-        """Return the (N, N) bool mask, True = may attend, or None where it is the causal one."""
+        """Return the (N, N) bool mask, True = may attend, or None if it is the causal one."""
         in_order = (self.steps.diff() >= 0).all() and not self.stand_in.any()
         if window is None and in_order and (self.leaves_at > self.steps.max()).all():
             return None
@@ -99,14 +99,15 @@ def teacher_view(
     """Lay out the lanes of a schedule for teacher forcing, on the CPU.
 
     Args:
-        layout: the frames to predict, and the context frames before them; has_prompt is ignored.
-        prefix_length: tokens before the first context frame.
-        learn_context: context frames are targets, too, in raster order, but for the first token of
-            all.
-        window: frames that the stream's context holds, the one under way included, at least 2 and
-            the context frames; None: all. Those that fit are decoded as the schedule says, later
-            ones one by one, each taking the place of the oldest, as a stream does it.
-        known_row_ends: as in `make_plan`; then the last token of each row is no target.
+            layout: the frames to predict, and the context frames before them; has_prompt is
+            ignored.
+            prefix_length: tokens before the first context frame.
+            learn_context: context frames are targets as well, in raster order, except for the very
+                first token.
+            window: frames that the stream's context holds, including the current one, at least 2
+                and the context frames; None: all. Those that fit are decoded by the schedule, later
+                ones one by one, each replacing the oldest, as in a stream.
+            known_row_ends: as in `make_plan`; then the last token of each row is not a target.
     """
     length, num_frames = prefix_length + layout.context_slots, layout.grid.num_frames
     given = layout.context_frames
@@ -117,7 +118,7 @@ def teacher_view(
         for slot in range(length - 1)
     ]
     fitting = num_frames if window is None else min(max(1, window - given), num_frames)
-    begins: list[int] = []  # step at which the stretch of each frame begins
+    begins: list[int] = []  # step at which each frame's part begins
     now = 0
     for size in (fitting, *[1] * (num_frames - fitting)):
         grid, done = replace(layout.grid, num_frames=size), len(begins)
@@ -135,7 +136,7 @@ def teacher_view(
     positions, steps, sources, targets = columns
     leaves_at = torch.full_like(positions, NEVER)
     if window is not None:
-        # frames counted from the first context frame, before which no actions stand
+        # frames counted from the first context frame, which has no actions before it
         actions = layout.num_leading if given else 0
         frames = (positions - prefix_length + actions) // layout.slots_per_frame
         for newest in range(window - given, num_frames):
@@ -157,20 +158,20 @@ def strategy_nll(
     num_ids: int | None = None,
     frame: FrameFormat | None = None,
 ) -> Tensor:
-    """Return what each token of a clip costs while it is decoded by a strategy with a schedule.
+    """Return the cost of each token of a clip, decoded by a strategy with a schedule.
 
     Args:
-        tokens: (B, context_frames + T, height, width) int64 true frames; the T later ones count.
-        actions: (B, context_frames + T, n) int64 ids of the model or None, actions[:, t] standing
-            before frame t; those before the first frame of all are not used.
-        prefix: (B, P) int64, what stands before the first frame.
+        tokens: (B, context_frames + T, height, width) int64 true frames; the last T count.
+        actions: (B, context_frames + T, n) int64 ids of the model or None; actions[:, t] precedes
+            frame t, and those before the very first frame are ignored.
+        prefix: (B, P) int64, tokens before the first frame.
         context: cross-attention input for models that have one.
-        row_ends: whether the last token of each row ends it; it is known beforehand, and no target.
-        num_ids: ids that may be drawn are [0, num_ids); by default all.
-        frame: the format of frames that are more than a grid behind their actions.
+        row_ends: whether the last token of each row is a known separator, and not a target.
+        num_ids: ids that may be sampled are [0, num_ids); default: all.
+        frame: format of frames that are more than a grid after their actions.
 
     Returns:
-        (B, T, height, width) float32, nats; a column less with row ends.
+        (B, T, height, width) float32, nats; without row ends one column less.
     """
     batch_size, num_frames, height, width = tokens.shape
     grid = TokenGrid(num_frames - context_frames, height, width)
@@ -197,9 +198,9 @@ def strategy_nll(
 
 
 def in_sequence(layout: SequenceLayout, actions: Tensor, tokens: Tensor) -> Tensor:
-    """Put frames behind each other: (B, T, n) and (B, T, height, width) -> (B, N).
+    """Concatenate frames: (B, T, n) and (B, T, height, width) -> (B, N).
 
-    What stands before the first frame is left out where that is a context frame.
+    Actions before the first frame are left out if it is a context frame.
     """
     frames = tokens.new_empty(*actions.shape[:2], layout.slots_per_frame)
     frames[..., layout.action_slots] = actions
@@ -208,9 +209,9 @@ def in_sequence(layout: SequenceLayout, actions: Tensor, tokens: Tensor) -> Tens
 
 
 def gap_to_raster(nll: Tensor, raster: Tensor) -> dict[str, float | None]:
-    """Return the mean cost of clips, how far it is above raster's, and how sure that is.
+    """Return the mean cost of clips, its distance above raster's, and the standard error.
 
-    Both are (clips, ...) nats a token. `gap_error` is the standard error over clips, None for one.
+    Both are (clips, ...) nats per token. `gap_error` is over clips, None for one.
     """
     by_clip = (nll - raster).reshape(len(nll), -1).mean(1)
     error = by_clip.std().item() / math.sqrt(len(by_clip)) if len(by_clip) > 1 else None
@@ -226,14 +227,14 @@ def view_nll(
     context: Tensor | None = None,
     num_ids: int | None = None,
 ) -> Tensor:
-    """Return what each target of a view costs: (B, targets) float32, nats, in raster order.
+    """Return the cost of each target of a view: (B, targets) float32, nats, in raster order.
 
-    Lanes are fed in raster order, so many at a time, into a cache with a slot for each; what a lane
-    sees stands before it, so the split changes nothing.
+    Lanes are fed in raster order, in pieces, into a cache with a slot for each; lanes only see
+    earlier ones, so the split changes nothing.
 
     Args:
-        sequence: (B, N) int64, the tokens of the slots that the view speaks of.
-        sees: another rule than the view's own, for studies of the rule; never true for r > q.
+        sequence: (B, N) int64, the tokens at the slots of the view.
+        sees: another rule than the view's own, for studies; never true for r > q.
         context, num_ids: as in `strategy_nll`.
     """
     parts = _logits(model, sequence, view, sees, context)
@@ -249,7 +250,7 @@ def _costs(logits: Tensor, true: Tensor, num_ids: int | None) -> Tensor:
 def _guided_nll(
     model: CausalModel, sequences: list[Tensor], views: list[TeacherView], num_ids: int | None
 ) -> Tensor:
-    """Return the costs (1, targets) of a row whose other sequences begin with other prompts."""
+    """Return the costs (1, targets) of a row with unconditional prompts."""
     each, true = list[Tensor](), sequences[0]
     for one, view in zip(sequences, views, strict=True):
         logits, targets = zip(*_logits(model, one[None], view), strict=True)
@@ -265,10 +266,10 @@ def _logits(
     sees: Sees | None = None,
     context: Tensor | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the logits (B, n, V) that targets are read from, and these, (B, n), piece by piece."""
+    """Yield the logits (B, n, V) that predict targets, and these, (B, n), piece by piece."""
     longest, length = model.max_positions, sequence.shape[1] - 1
     if length > longest:
-        raise ValueError(f"the model holds {longest} positions, the clip takes {length}")
+        raise ValueError(f"clip must fit the model's {longest} positions, got {length}")
     view, sequence = view.to(model.device), sequence.to(model.device)
     sees = view.sees if sees is None else sees
     num_lanes = len(view.positions)

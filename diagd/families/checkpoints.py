@@ -1,8 +1,8 @@
-"""Checkpoints, from a name to a model: a path, the config, weights, tokenizer, actions, defaults.
+"""Checkpoints, from a name to a model: path, config, weights, tokenizer, actions, defaults.
 
-A checkpoint is a folder of ours (config.json, model.safetensors, and what makes a world of a model:
-tokenizer/, actions.json, generation.json), or one that a family released, which is recognised by
-its tensors and translated. Weights stay on disk until a model is built around them.
+A checkpoint is a folder of ours (config.json, model.safetensors, and the parts of a world:
+tokenizer/, actions.json, generation.json), or one released by a family, which is recognised by its
+tensors and translated. Weights stay on disk until a model is built around them.
 """
 
 import logging
@@ -52,11 +52,11 @@ CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE = "tokenizer", "actions.json", "generation.json"
 TEXT_FOLDER = "text"
 _EXPECTED = f"expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}"
-_TEXT_FILES = {".json", ".jinja", ".model", ".txt"}  # suffixes of what a text tokenizer consists of
-_MISFITS = (*MISFITS, errors.StrictDataclassError)  # the last by transformers' configs
-# What a config of YAML may consist of, in characters, and in values once its aliases are resolved.
-_MOST_YAML, _MOST_VALUES = 2**18, 2**16
-# Those of the Hub's client, and of the library below it where the Hub is not reached
+_TEXT_FILES = {".json", ".jinja", ".model", ".txt"}  # suffixes of the files of a text tokenizer
+_MISFITS = (*MISFITS, errors.StrictDataclassError)  # the last one by transformers' configs
+# Limits of a YAML config: characters, and values with aliases resolved.
+_MAX_YAML, _MAX_VALUES = 2**18, 2**16
+# Errors of the Hub's client, and of its HTTP library if the Hub is not reachable
 _HUB_ERRORS: tuple[Any, ...] = OSError, ValueError, errors.HfHubHTTPError.__bases__[0]
 
 logger = logging.getLogger("diagd")
@@ -71,31 +71,31 @@ def load_model(
     """Load a bundled model, a checkpoint folder, or a released checkpoint file.
 
     Args:
-        name_or_path: A name from `available_models`, our folder, or the checkpoint file of a
-            family, or the folder that holds one; or `user/name` on the Hugging Face Hub, which is
-            downloaded unless there is a folder of that name.
-        config: A config file to read instead of the one beside the weights; of a released
-            checkpoint in its original field names.
-        device: Where to put the weights.
+        name_or_path: A name from `available_models`, our folder, a family's checkpoint file, or the
+            folder of one; or `user/name` on the Hugging Face Hub, which is downloaded unless there
+            is a folder of that name.
+        config: A config file to use instead of the one beside the weights; for a released
+            checkpoint with its original field names.
+        device: Device of the weights.
         dtype: Floating-point type to cast them to.
 
     Raises:
-        ValueError: A preset name, a dtype that is no floating-point type, invalid JSON, a bad
-            config, or a broken or unfitting weight file.
+        ValueError: A preset name, a dtype that is not a floating-point type, invalid JSON, a bad
+            config, or a damaged or mismatched weight file.
         FileNotFoundError: No such model, or a file of it is missing.
     """
     return build_model(find_model(name_or_path, config), device, dtype)
 
 
 def find_model(name_or_path: str | Path, config: str | Path | None = None) -> Checkpoint:
-    """Recognise what `load_model` would load; its weights stay on disk until they are used."""
+    """Recognise the checkpoint for `load_model`; its weights stay on disk until they are used."""
     path = model_path(name_or_path)
     side = None if config is None else Path(config)
     if path.name == WEIGHTS_FILE and (side or path.with_name(CONFIG_FILE)).is_file():
         path = path.parent if _is_ours(path.parent, side) else path
     if path.is_dir() and _is_ours(path, side):
         if not any((path / name).is_file() for name in (CONFIG_FILE, WEIGHTS_FILE)):
-            raise FileNotFoundError(f"{path} holds no model: {_EXPECTED}, or a released checkpoint")
+            raise FileNotFoundError(f"{path}: no model, {_EXPECTED}, or a released checkpoint")
         own_config = read_config(side or path / CONFIG_FILE)
         weights = read_weights(path / WEIGHTS_FILE)
         return Checkpoint(OWN, path / WEIGHTS_FILE, own_config, weights, Source(weights))
@@ -103,7 +103,7 @@ def find_model(name_or_path: str | Path, config: str | Path | None = None) -> Ch
 
 
 def model_path(name_or_path: str | Path) -> Path:
-    """Return the folder of a bundled model, a path that exists, or a download (`user/name`)."""
+    """Return the folder of a bundled model, an existing path, or a download (`user/name`)."""
     name, path = str(name_or_path), Path(name_or_path)
     if name in available_models():
         return presets.ASSETS / name
@@ -112,11 +112,11 @@ def model_path(name_or_path: str | Path) -> Path:
     if name in PRESETS:
         raise ValueError(
             f"{name!r} is a preset without weights: use Transformer.random(PRESETS[{name!r}]), "
-            "or diagd bench, which fills it with random numbers"
+            "or diagd bench, which uses random weights"
         )
     if is_repository(name):
         try:
-            return Path(snapshot_download(name))  # as it is now, or as last seen when offline
+            return Path(snapshot_download(name))  # the latest, or when offline the last download
         except _HUB_ERRORS as error:
             raise FileNotFoundError(
                 f"no model at {name!r}, neither a file or folder nor on the Hugging Face Hub: "
@@ -130,17 +130,17 @@ def model_path(name_or_path: str | Path) -> Path:
 
 
 def is_repository(name: str) -> bool:
-    """Recognise the form `user/name` of a repository on the Hugging Face Hub."""
+    """Return whether a name has the form `user/name` of a Hugging Face Hub repository."""
     return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None
 
 
 def _hub_reason(error: Exception) -> str:
     if isinstance(error, errors.GatedRepoError):
-        return "its owner wants you to ask first, on its page"
+        return "access must be requested on its page"
     if isinstance(error, errors.RepositoryNotFoundError):
         return "no such model, or a private one (hf auth login)"
     if isinstance(error, errors.LocalEntryNotFoundError):
-        return "it cannot be reached, and the model was not downloaded before"
+        return "the Hub cannot be reached, and the model is not in the cache"
     return str(error).strip().split("\n")[0]
 
 
@@ -164,19 +164,19 @@ def _read_released(path: Path, config: Path | None) -> Checkpoint:
         raise FileNotFoundError(f"{path}: no checkpoint of {known}")
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
-        raise ValueError(f"{path}: several checkpoints ({names}): name the one you mean")
+        raise ValueError(f"{path}: several checkpoints ({names}): name one of them")
     file = files[0]
     source = _read_source(file, config)
-    if {"num_heads", "grid_width"} <= source.side.keys():  # another family would be read into it
-        raise ValueError(f"{file}: beside a config of ours, weights are named {WEIGHTS_FILE}")
+    if {"num_heads", "grid_width"} <= source.side.keys():  # else another family would load it
+        raise ValueError(f"{file}: weights beside a config of ours must be named {WEIGHTS_FILE}")
     for family in table.FAMILIES:
         is_one = any(name in source.tensors for name in family.signature) and family.fits(source)
         if is_one and family.convert:
             with naming(f"{file}: {family.name} checkpoint", _MISFITS):
                 model_config, weights = family.convert(source)
             return Checkpoint(family, file, model_config, weights, source)
-    shown = ", ".join(list(source.tensors)[:3]) or "no tensors at all"
-    raise ValueError(f"{file}: no checkpoint of {known}: it holds {shown}")
+    shown = ", ".join(list(source.tensors)[:3]) or "no tensors"
+    raise ValueError(f"{file}: expected a checkpoint of {known}, got tensors {shown}")
 
 
 def _read_source(path: Path, config: Path | None) -> Source:
@@ -204,7 +204,7 @@ def _read_fields(path: Path) -> dict[str, Any]:
     if path.suffix == ".json":
         return read_json_object(path)
     text = read_text(path)
-    damage = ValueError, RecursionError, yaml.YAMLError  # also: too long a number, too deep
+    damage = ValueError, RecursionError, yaml.YAMLError  # also too long a number, too deep nesting
     with naming(f"{path}: not valid YAML", damage):
         values = _parse_yaml(text)
     if not isinstance(values, dict):
@@ -213,13 +213,13 @@ def _read_fields(path: Path) -> dict[str, Any]:
 
 
 def _parse_yaml(text: str) -> Any:
-    """Parse YAML as `safe_load` does, unless its aliases multiply."""
-    if len(text) > _MOST_YAML:
-        raise ValueError(f"expected at most {_MOST_YAML} characters, got {len(text)}")
+    """Parse YAML like `safe_load`, with a limit on aliases."""
+    if len(text) > _MAX_YAML:
+        raise ValueError(f"expected at most {_MAX_YAML} characters, got {len(text)}")
     loader = yaml.SafeLoader(text)
     node, counts = loader.get_single_node(), dict[yaml.Node, float]()
 
-    def count(node: yaml.Node) -> float:  # of values; infinite where a value is its own part
+    def count(node: yaml.Node) -> float:  # of values; infinite if one contains itself
         if node not in counts:
             counts[node] = math.inf
             pairs = isinstance(node, yaml.MappingNode)
@@ -228,8 +228,8 @@ def _parse_yaml(text: str) -> Any:
             counts[node] = 1 + sum(map(count, parts))
         return counts[node]
 
-    if node and count(node) > _MOST_VALUES:
-        raise ValueError(f"its aliases make more than {_MOST_VALUES} values of it")
+    if node and count(node) > _MAX_VALUES:
+        raise ValueError(f"aliases expand to more than {_MAX_VALUES} values")
     return loader.construct_document(node) if node else None
 
 
@@ -252,15 +252,15 @@ def build_model(found: Checkpoint, device: torch.device | str, dtype: torch.dtyp
 
 
 def empty_model(found: Checkpoint) -> Transformer:
-    """Build the model of a checkpoint on the meta device, and compare its weights with it."""
+    """Build the model of a checkpoint on the meta device, and compare it with the weights."""
     config, weights = found.config, found.weights
     numbers = sum(weight.numel() for weight in weights.values())
     parts = ("num_layers", len(weights), "tensors"), ("head_dim", numbers, "numbers")
-    for name, count, what in parts:  # what a config claims of these would take time or memory
+    for name, count, what in parts:  # values that a config claims, which would cost time or memory
         if (claimed := getattr(config, name)) > count:
             raise ValueError(
-                f"{found.path}: does not fit the config: {name} is {claimed}, and there are "
-                f"{count} {what} in all"
+                f"{found.path}: does not match the config: {name} is {claimed}, but there are "
+                f"only {count} {what}"
             )
     with torch.device("meta"):
         model = Transformer(config)
@@ -271,8 +271,8 @@ def empty_model(found: Checkpoint) -> Transformer:
 def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> VideoTokenizer:
     """Load the tokenizer of a folder, on the CPU.
 
-    Allow TorchScript, which runs code, only when the user has named this very folder. In others
-    config.json has the `kind` that a family knows, or `"_class_name": "VQModel"` of diffusers.
+    Allow TorchScript, which executes code, only if the user has named this very folder. Other
+    folders have a config.json with a family's `kind`, or diffusers' `"_class_name": "VQModel"`.
     """
     folder = require_folder(folder, "tokenizer folder")
     formats = [family.tokenizer_folder for family in table.FAMILIES if family.tokenizer_folder]
@@ -281,37 +281,35 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
         if any((folder / name).is_file() for name in form.torchscript):
             if not allow_torchscript:
                 raise ValueError(
-                    f"{folder} holds TorchScript, which runs code when it is loaded: "
+                    f"{folder} holds TorchScript, which executes code when loaded: "
                     "name this folder as the tokenizer if you trust it"
                 )
             return form.load(folder)
     config = read_json_object(folder / CONFIG_FILE)
     kind = config.get("kind", config.get("_class_name"))
     known = {"VQModel": VQTokenizer.from_pretrained} | loaders
-    if kind not in list(known):  # which may be no string
+    if kind not in list(known):  # it may not be a string
         raise ValueError(
             f"{folder / CONFIG_FILE}: expected kind {', '.join(loaders)} or _class_name VQModel, "
             f"got {brief(kind)}"
         )
-    with naming(f"{folder}: no tokenizer of {kind}", _MISFITS):
+    with naming(f"{folder}: not a tokenizer of {kind}", _MISFITS):
         return known[kind](folder)
 
 
 def tokenizer_of(found: Checkpoint) -> VideoTokenizer:
-    """Load the tokenizer that comes with a checkpoint, or raise ValueError, naming the file."""
+    """Load the tokenizer of a checkpoint; ValueError, naming the file, if it is missing."""
     tokenizer = None
     if found.family.tokenizer:
         with naming(f"{found.path}: its tokenizer", _MISFITS):
             tokenizer = found.family.tokenizer(found)
     if tokenizer is None:
-        raise ValueError(
-            f"{found.path}: its tokenizer is not with it: name the folder with --tokenizer"
-        )
+        raise ValueError(f"{found.path}: tokenizer not found, give its folder as --tokenizer")
     return tokenizer
 
 
 def load_text(found: Checkpoint) -> TextPrompts | None:
-    """Load what turns a text into a prompt; None for a model that does not begin with one."""
+    """Load the converter from texts to prompts; None for a model that takes no text prompt."""
     if (folder := _text_folder(found)) is None:
         return None
     config = folder / CONFIG_FILE
@@ -320,12 +318,12 @@ def load_text(found: Checkpoint) -> TextPrompts | None:
     if kind not in list(forms):
         raise ValueError(f"{config}: expected model_type {', '.join(forms)}, got {brief(kind)}")
     require_file(folder / "tokenizer.json", "text tokenizer")
-    with naming(f"{folder}: no text tokenizer of {kind}", (*_MISFITS, OSError)):
+    with naming(f"{folder}: not a text tokenizer of {kind}", (*_MISFITS, OSError)):
         return forms[kind].load(folder, found)
 
 
 def save_text(found: Checkpoint, target: Path) -> bool:
-    """Copy the files of a text tokenizer into a folder of ours; return whether there are any."""
+    """Copy a text tokenizer's files to a folder of ours; return whether there are any."""
     if (folder := _text_folder(found)) is None:
         return False
     for file in sorted(folder.iterdir()):
@@ -343,7 +341,7 @@ def _text_folder(found: Checkpoint) -> Path | None:
 
 
 def read_actions_file(path: Path) -> ActionCodec:
-    """Read `actions.json`: names of a vocabulary, or the family whose actions they are."""
+    """Read `actions.json`: the names of a vocabulary, or the family that defines the actions."""
     kind = read_json_object(path).get("kind")
     codecs = (family.actions for family in table.FAMILIES if family.name == kind)
     return next(codecs, None) or ActionVocabulary.load(path)
@@ -357,12 +355,12 @@ def _own_tokenizer(found: Checkpoint) -> VideoTokenizer | None:
 def _own_defaults(found: Checkpoint) -> GenerationDefaults:
     path = found.path.with_name(DEFAULTS_FILE)
     fields = read_json_object(path) if path.is_file() else {}
-    with naming(f"{path}: no generation defaults", (ValueError, TypeError)):
+    with naming(f"{path}: not generation defaults", (ValueError, TypeError)):
         defaults = GenerationDefaults(**fields)
-    if not found.config.num_action_tokens:  # a grid may be several frames
+    if not found.config.num_action_tokens:  # a grid may hold several frames
         return defaults
     held = min(found.config.frames_held, defaults.remember or found.config.frames_held)
-    max_context = max(1, held - 1)  # one frame is to come
+    max_context = max(1, held - 1)  # leave room for one new frame
     return replace(defaults, context_frames=min(defaults.context_frames, max_context))
 
 
@@ -372,28 +370,28 @@ OWN = Family(name="diagd", tokenizer=_own_tokenizer, defaults=_own_defaults)
 def save_model(
     model: Transformer, folder: str | Path, weights: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Write config.json and model.safetensors, in the model's dtype, each replaced in one move.
+    """Write config.json and model.safetensors, in the model's dtype, each atomically.
 
-    A packed model is written with its plain weights.
+    Packed models are written with their plain weights.
 
     Args:
-        model: What `load_model` returns, or a model in training.
-        folder: Where to; made if there is none. `load_model` takes it.
-        weights: The model's state dict, where it had to be gathered from several processes.
+        model: The result of `load_model`, or a model in training.
+        folder: Target folder, created if missing; `load_model` accepts it.
+        weights: The model's state dict, if gathered from several processes.
     """
     write_checkpoint(Path(folder), model.config, model.state_dict() if weights is None else weights)
 
 
 def write_checkpoint(folder: Path, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
-    """Write config and weights, in their own types; the weights last: with them all is there."""
+    """Write config and weights, in their own types; the weights last, as the mark of completion."""
     write_json(folder / CONFIG_FILE, asdict(config), indent=2)
     write_weights(folder / WEIGHTS_FILE, weights)
 
 
 def save_tokenizer(folder: Path, tokenizer: VideoTokenizer) -> None:
-    """Write a tokenizer without loss into a folder of ours; TorchScript is refused."""
+    """Write a tokenizer losslessly to a folder of ours; TorchScript is rejected."""
     if (save := getattr(tokenizer, "save_pretrained", None)) is None:
-        raise ValueError(f"a {type(tokenizer).__name__} cannot be stored in {folder}")
+        raise ValueError(f"{type(tokenizer).__name__} cannot be stored in {folder}")
     save(folder / TOKENIZER_FOLDER, torch.float32)
 
 
@@ -407,7 +405,7 @@ def write_defaults(folder: Path, defaults: GenerationDefaults) -> None:
 
 
 def upload(folder: Path, repository: str, private: bool | None, token: str | None) -> str:
-    """Put a folder into a repository on the Hub, made if there is none; returns its address."""
+    """Upload a folder to a repository on the Hub, created if missing; return its URL."""
     api = HfApi(token=token)
     try:
         url = api.create_repo(repository, private=private, exist_ok=True)

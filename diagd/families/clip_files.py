@@ -1,6 +1,6 @@
-"""Clips to evaluate on: folders of videos, videos with action files, recordings of a family.
+"""Evaluation clips: folders of videos, videos with action files, recordings of a family.
 
-A `ClipFile` is only a reference (small, picklable); `read` decodes what is asked for and no more.
+A `ClipFile` is only a reference (small, picklable); `read` decodes only what is requested.
 """
 
 import contextlib
@@ -23,19 +23,19 @@ from diagd.files import list_files, naming, note_left_out
 
 @dataclass(frozen=True)
 class Clip:
-    """Frames of a clip and what was done in it."""
+    """Frames of a clip and their actions."""
 
     name: str
     frames: Tensor  # (T, H_px, W_px, 3) uint8 RGB
     fps: Fraction
-    actions: list[str] | None  # each led to its frame; None where they were not asked for
+    actions: list[str] | None  # each led to its frame; None if not requested
 
 
 @dataclass(frozen=True)
 class ClipFile:
-    """A clip on disk: a video, or a recording, which holds its actions."""
+    """A clip on disk: a video, or a recording with its actions."""
 
-    name: str  # the path within its folder, without suffix
+    name: str  # path inside its folder, without suffix
     path: Path
     codec: ActionCodec | None = None  # None: actions are not read
 
@@ -45,7 +45,7 @@ class ClipFile:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[tuple[Times, Callable[[list[int]], Iterable[Tensor]]]]:
-        """Yield when frames are shown, and what reads them by their numbers."""
+        """Yield the times of frames, and a function that reads frames by number."""
         if form := self.recording_format:
             yield Times.constant(*form.length(self.path)), partial(form.frames, self.path)
         else:
@@ -53,19 +53,19 @@ class ClipFile:
                 yield shown.times, lambda numbers: map(torch.from_numpy, shown.frames(numbers))
 
     def times(self) -> Times:
-        """Return when frames are shown; decodes no film."""
+        """Return when frames are shown; does not decode films."""
         with self._opened() as (times, _):
             return times
 
     def length(self) -> tuple[int, Fraction]:
-        """Return the number of frames and the average rate; decodes no film."""
+        """Return the number of frames and the average rate; does not decode films."""
         times = self.times()
         return len(times.starts), times.rate
 
     def check(
         self, num_frames: int | None = None, start: int = 0, fps: Fraction | float | None = None
     ) -> int:
-        """Return how many frames `read` gives without a limit, or raise ValueError if too few."""
+        """Return the number of frames that `read` gives without a limit; ValueError if too few."""
         return len(self._numbers(self.times(), num_frames, start, fps))
 
     def _numbers(
@@ -77,8 +77,7 @@ class ClipFile:
             if self.codec is not None and fps is not None:
                 if abs(fps / rate - 1) > 0.01:
                     raise ValueError(
-                        f"actions are one a frame at {float(rate):g} fps and cannot be read at "
-                        f"{fps}"
+                        f"actions are given at {float(rate):g} fps and cannot be read at {fps}"
                     )
                 numbers = list(times.numbers(None, start))
         if len(numbers) < (wanted := num_frames or 1):
@@ -99,17 +98,17 @@ class ClipFile:
         """Decode frames, and the actions that led to them.
 
         Args:
-            num_frames: how many, exactly; None for all that there are.
-            start: frames left out at the head, counted at the rate of `fps`.
-            fps: read a video without actions at a lower frame rate (see `Times.numbers`).
-            size_px: (height_px, width_px) to fit frames to (see `video.resize`).
+                num_frames: exact number of frames; None for all.
+                start: frames to skip, counted at the rate of `fps`.
+                fps: lower frame rate for a video without actions (see `Times.numbers`).
+                size_px: (height_px, width_px) to fit frames to (see `video.resize`).
         """
         with self._opened() as (times, frames_of):
             numbers = self._numbers(times, num_frames, start, fps)[:num_frames]
             actions = self._actions(len(times.starts))
             frames = [fit(frame, size_px) for frame in frames_of(numbers)]
         if (found := len(frames)) != (count := len(numbers)):
-            raise ValueError(f"{self.path} is truncated: expected {count} frames, decoded {found}")
+            raise ValueError(f"{self.path}: truncated, expected {count} frames, decoded {found}")
         rate = times.rate if fps is None or actions is not None else Fraction(fps)
         return Clip(
             self.name, torch.stack(frames), rate, actions and actions[start : start + count]
@@ -127,24 +126,24 @@ class ClipFile:
         actions = form.actions(self.path)
         with naming(self.path):
             if len(actions) != stored:
-                raise ValueError(f"expected {stored} actions (one a frame), got {len(actions)}")
+                raise ValueError(f"expected {stored} actions (one per frame), got {len(actions)}")
             for action in dict.fromkeys(actions):
                 self.codec.tokens_of(action)
         return actions
 
 
 def recording_formats() -> dict[str, RecordingFormat]:
-    """Return the families' formats of recordings by suffix, in lower case."""
+    """Return the families' recording formats by suffix, in lower case."""
     return {one.recordings.suffix: one.recordings for one in table.FAMILIES if one.recordings}
 
 
 def prompt_suffixes() -> tuple[str, ...]:
-    """Return the suffixes of all that a world can go on from: films, pictures, recordings."""
+    """Return the suffixes of all prompts: films, pictures, recordings."""
     return *FILM_SUFFIXES, *PICTURE_SUFFIXES, *recording_formats()
 
 
 def find_clips(folder: Path, codec: ActionCodec | None = None) -> dict[str, ClipFile]:
-    """List the clips below a folder by name: recordings if there is any, else videos."""
+    """List the clips below a folder by name: recordings if there are any, else videos."""
     known = (*FILM_SUFFIXES, *recording_formats())
     found, others = list_files(folder, "folder of clips", known, below=True)
     if not found:
@@ -157,14 +156,14 @@ def find_clips(folder: Path, codec: ActionCodec | None = None) -> dict[str, Clip
     clips: dict[str, ClipFile] = {}
     for path in paths:
         if (name := path.relative_to(folder).with_suffix("").as_posix()) in clips:
-            raise ValueError(f"two clips have one name: {clips[name].path} and {path}")
+            raise ValueError(f"names of clips must differ, got {clips[name].path} and {path}")
         clips[name] = ClipFile(name, path, codec)
     return clips
 
 
 def find_films(folder: Path) -> list[Path]:
-    """List the videos below a folder by name; ValueError for recordings, which name no actions."""
+    """List the videos below a folder by name; ValueError for recordings (no action names)."""
     clips = list(find_clips(folder).values())
     if clips[0].recording_format:
-        raise ValueError(f"{clips[0].path}: expected a video; recordings cannot be trained on")
+        raise ValueError(f"{clips[0].path}: training needs videos, got a recording")
     return [clip.path for clip in clips]

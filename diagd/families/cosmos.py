@@ -1,12 +1,13 @@
 """NVIDIA Cosmos-Predict1 autoregressive checkpoints: 4B and 12B, and 5B and 13B Video2World.
 
-The file holds weights only. Sizes come from their shapes; what leaves no trace in them (the grid,
-YaRN) is that of the released models unless a config file with the original field names says other.
+The file holds weights only. Sizes follow from their shapes; settings without a trace there (the
+grid, YaRN) are those of the released models unless a config file with original field names is
+given.
 
-The video tokenizer is TorchScript networks about finite scalar quantisation.
-A code is six numbers in [-1, 1], each one of a few levels, and the codebook is the grid of all
-combinations, so an id is a mixed-radix number and nothing has to be looked up (arXiv:2309.15505;
-the levels are those of Cosmos-Tokenize1-DV8x16x16): digit d of L levels is (d - L // 2) / (L // 2).
+The video tokenizer consists of TorchScript networks around finite scalar quantisation. A code is
+six numbers in [-1, 1], each with a few levels, and the codebook is the grid of all combinations, so
+an id is a mixed-radix number without a table (arXiv:2309.15505; the levels are those of
+Cosmos-Tokenize1-DV8x16x16): digit d of L levels is (d - L // 2) / (L // 2).
 """
 
 import math
@@ -27,7 +28,7 @@ from diagd.tokenizers import vq
 from diagd.weight_files import load_torchscript
 
 LEVELS = (8, 8, 8, 5, 5, 5)  # of the tokenizer's codes
-TEMPORAL_COMPRESSION = 8  # frames a grid after the first
+TEMPORAL_COMPRESSION = 8  # frames per grid after the first
 WINDOW = 33  # frames
 WINDOW_GRIDS = 1 + (WINDOW - 1) // TEMPORAL_COMPRESSION
 SCRIPTS = ("encoder.jit", "decoder.jit")
@@ -89,9 +90,9 @@ def _defaults(found: Checkpoint) -> GenerationDefaults:
 
 
 def codes_to_indices(codes: Tensor) -> Tensor:
-    """Number the codes: (B, 6, ...) floating point -> (B, ...) int64 in [0, 64000)."""
+    """Convert codes to ids: (B, 6, ...) floating point -> (B, ...) int64 in [0, 64000)."""
     ids = torch.zeros_like(codes[:, 0], dtype=torch.int64)
-    basis = 1  # the first digit is lowest
+    basis = 1  # the first digit is the least significant
     for values, levels in zip(codes.unbind(1), LEVELS, strict=True):
         half = levels // 2
         ids += (values.float() * half + half).round().to(torch.int64) * basis
@@ -100,10 +101,10 @@ def codes_to_indices(codes: Tensor) -> Tensor:
 
 
 class CosmosTokenizer(vq.VideoTokenizer):
-    """A causal video tokenizer: 16 x 16 pixels a token, 8 frames a grid after the first.
+    """A causal video tokenizer: 16 x 16 pixels per token, 8 frames per grid after the first.
 
-    T frames <-> 1 + (T - 1) / 8 grids within a window; a longer clip is whole windows and then,
-    perhaps, a part of one: 66 frames <-> 10 grids, 67 <-> 11.
+    T frames <-> 1 + (T - 1) / 8 grids within a window; a longer clip consists of whole windows and
+    optionally a partial one: 66 frames <-> 10 grids, 67 <-> 11.
     """
 
     codebook_size = math.prod(LEVELS)
@@ -118,19 +119,19 @@ class CosmosTokenizer(vq.VideoTokenizer):
 
     @classmethod
     def from_jit(cls, folder: Path) -> Self:
-        """Load the released files, which EXECUTES code in them: load what you trust."""
+        """Load the released files, which EXECUTES code in them: only load what you trust."""
         return cls(*(load_torchscript(folder / name) for name in SCRIPTS)).to("cpu")
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
         self.device = torch.device(device)
-        on_cpu = self.device.type == "cpu"  # which pools no bfloat16
+        on_cpu = self.device.type == "cpu"  # pooling there does not support bfloat16
         self.dtype = dtype or (torch.float32 if on_cpu else torch.bfloat16)
         self.encoder.to(self.device, self.dtype)
         self.decoder.to(self.device, self.dtype)
         return self
 
     def fit_frames(self, frames: Tensor, height_px: int, width_px: int) -> Tensor:
-        """Scale frames until they cover a size, and crop the centre, as Cosmos, but rounded."""
+        """Scale frames to cover a size and crop the centre, as Cosmos does, but rounded."""
         full_height, full_width = frames.shape[1:3]
         scale = max(width_px / full_width, height_px / full_height)
         size = math.ceil(scale * full_height), math.ceil(scale * full_width)
@@ -146,7 +147,7 @@ class CosmosTokenizer(vq.VideoTokenizer):
         if rest and (rest - 1) % self.temporal_compression:
             lengths = ", ".join(map(str, range(1, WINDOW, self.temporal_compression)))
             raise ValueError(
-                f"a clip must have {lengths} or {WINDOW} frames, or whole windows of {WINDOW} "
+                f"clip must have {lengths} or {WINDOW} frames, or whole windows of {WINDOW} "
                 f"and then as many, got {len(frames)}"
             )
         windows = [self._encode_window(window) for window in frames.split(WINDOW)]
@@ -154,7 +155,7 @@ class CosmosTokenizer(vq.VideoTokenizer):
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
-        """(grids, height, width) ids -> (T, H_px, W_px, 3) uint8, rounded down as NVIDIA does."""
+        """(grids, height, width) ids -> (T, H_px, W_px, 3) uint8, rounded down like NVIDIA's."""
         windows = [self._decode_window(window) for window in tokens.split(WINDOW_GRIDS)]
         return torch.cat(windows).to(tokens.device)
 
@@ -166,7 +167,7 @@ class CosmosTokenizer(vq.VideoTokenizer):
         codes = answer[1] if isinstance(answer, tuple) and len(answer) > 1 else answer
         if not isinstance(codes, Tensor) or codes.shape != expected:
             got = _describe(answer)
-            raise ValueError(f"the encoder must return (ids, codes {expected}), got {got}")
+            raise ValueError(f"encoder must return (ids, codes {expected}), got {got}")
         return codes_to_indices(codes)[0, : 1 + (len(frames) - 1) // self.temporal_compression]
 
     def _decode_window(self, tokens: Tensor) -> Tensor:
@@ -174,7 +175,7 @@ class CosmosTokenizer(vq.VideoTokenizer):
         values = self.decoder(ids[None])
         expected = 1, 3, WINDOW, *self.frame_size_px(*tokens.shape[1:])
         if not isinstance(values, Tensor) or values.shape != expected:
-            raise ValueError(f"the decoder must return {expected}, got {_describe(values)}")
+            raise ValueError(f"decoder must return {expected}, got {_describe(values)}")
         num_frames = 1 + (len(tokens) - 1) * self.temporal_compression
         levels = (values[0, :, :num_frames].float() * 0.5 + 0.5) * 255
         return vq.paint(levels.movedim(1, 0), "down")

@@ -1,7 +1,8 @@
-"""Generation defaults: the settings of a model's makers, where nothing else is asked for."""
+"""Generation defaults: the settings of a model's authors, unless overridden."""
 
 from dataclasses import dataclass, replace
-from typing import Any, get_type_hints
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from diagd.checks import brief
 from diagd.decoding.sampling_options import SamplingOptions
@@ -11,50 +12,53 @@ from diagd.models.config import ModelConfig
 _MIN = {"context_frames": 0, "num_frames": 1, "row_lag": 1, "keep_frames": 0, "first_id": 0}
 _MIN |= {"guidance": 0, "remember": 2}
 _MAX, _MAX_FPS = 2**28, 1000
+_JSON_TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+_JSON_TYPES |= {NoneType: "null"}
 
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Settings with which the makers of a model use it; flags of `diagd generate` override them."""
+    """Settings of a model's authors; flags of `diagd generate` override them."""
 
     fps: float = 8.75
-    context_frames: int = 4  # of the prompt; 0: there is none, a frame follows from its action
+    context_frames: int = 4  # of the prompt; 0: no prompt, a frame follows from its action
     num_frames: int = 16  # to generate
-    decoding: str | None = None  # the strategy, by name; None: diagonals of the next two
+    decoding: str | None = None  # strategy by name; None: diagonals by the next two
     row_lag: int = 1  # the paper's k
-    overlap: bool = False  # whether a frame starts row_lag * height steps after the one before
+    overlap: bool = False  # start frames row_lag * height steps apart
     temperature: float = 1.0  # this and the next three: see `SamplingOptions`
     top_k: int | None = None
     top_p: float | None = 0.9
     exclusive_top_p: bool = False
-    remember: int | None = None  # frames that the model sees at most; None: all that it holds
-    keep_frames: int | None = None  # read again when the context is full; None: as in `Stream`
-    guidance: float = 1.0  # scale of classifier-free guidance; 1 is none
+    remember: int | None = None  # maximum frames that the model sees; None: as many as it holds
+    keep_frames: int | None = None  # prefilled again in a full context; None: as in `Stream`
+    guidance: float = 1.0  # classifier-free guidance scale; 1: none
     first_id: int = 0  # lowest visual id at the first place of a frame
-    row_ends: bool = False  # whether the last visual id ends each row, and stands nowhere else
+    row_ends: bool = False  # whether the last visual id ends each row, and is used only there
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
             value = getattr(self, name)
-            is_whole = type(value) is int and isinstance(0.0, kind)  # 8 is a number, too
+            is_whole = type(value) is int and isinstance(0.0, kind)  # an int is a valid float
             is_flag = isinstance(value, bool) and kind is not bool
             if is_flag or not (isinstance(value, kind) or is_whole):
-                raise ValueError(f"{name} is {brief(value, 40)}, which is not of its type")
+                expected = " or ".join(_JSON_TYPES[one] for one in get_args(kind) or (kind,))
+                raise ValueError(f"{name} must be {expected}, got {brief(value, 40)}")
         for name, low in _MIN.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= _MAX:
                 raise ValueError(f"{name} must be {low} to {_MAX}, got {brief(value, 40)}")
         if not 0 < self.fps <= _MAX_FPS:
             raise ValueError(f"fps must be above 0 and at most {_MAX_FPS}, got {self.fps}")
-        self.sampling(None, None)  # these two have checks of their own
+        self.sampling(None, None)  # validates its own arguments
         self.strategy(1)
 
     def strategy(
         self, height: int, row_lag: int | None = None, frame_lag: int | None = None
     ) -> Strategy:
-        """Return the strategy for frames of `height` rows of tokens, if none is asked for.
+        """Return the default strategy for frames of `height` rows of tokens.
 
-        Where a lag is given, it is diagonals with the other one filled in.
+        If a lag is given, it is diagonals, with the other lag filled in.
         """
         if self.decoding is not None and row_lag is frame_lag is None:
             return parse_strategy(self.decoding)
@@ -66,7 +70,7 @@ class GenerationDefaults:
     def sampling(
         self, options: SamplingOptions | None, valid_range: tuple[int, int] | Any
     ) -> SamplingOptions:
-        """Complete the options asked for, if any, with these defaults and the valid range."""
+        """Complete options, if given, with these defaults and the valid range."""
         if options is None:
             rules = (self.top_k, self.top_p) if self.temperature else (None, None)
             options = SamplingOptions(self.temperature, *rules)
@@ -77,16 +81,16 @@ class GenerationDefaults:
 
 
 def image_defaults(**settings: Any) -> GenerationDefaults:
-    """Return settings of a model of images, each a video of one frame without a prompt clip."""
+    """Return settings of an image model: videos of one frame without a prompt clip."""
     return GenerationDefaults(fps=1, context_frames=0, num_frames=1, **settings)
 
 
 def visual_ranges(defaults: GenerationDefaults, config: ModelConfig) -> tuple[int, int] | Any:
-    """Return the visual ids that may be drawn: one range, or a tensor with one for each place."""
+    """Return the valid visual ids: one range, or a tensor with one for each place."""
     num_ids = config.image_vocab_size
     if not (defaults.first_id or defaults.row_ends):
         return 0, num_ids
-    import torch  # the defaults themselves are read without
+    import torch  # the defaults can be read without torch
 
     ranges = torch.zeros(config.grid_height, config.grid_width, 2, dtype=torch.int64)
     ranges[..., 1] = num_ids - defaults.row_ends

@@ -1,9 +1,9 @@
-"""Emu3 (arXiv:2409.18869): images from texts, by a LLaMA whose vocabulary has codes beside words.
+"""Emu3 (arXiv:2409.18869): text to image, by a LLaMA whose vocabulary holds codes and words.
 
-Read from a folder of transformers' `Emu3ForConditionalGeneration`. Codes stand anywhere in its
-vocabulary; ours begins with them, then comes the token that ends a row, then the words, which are
-fed and never predicted. So an image has a column more than its tokenizer's grid. `grid_height` and
-`grid_width` in config.json say another size of images than 90 x 90 tokens.
+Loaded from a folder of transformers' `Emu3ForConditionalGeneration`. Codes are scattered over its
+vocabulary; ours begins with them, followed by the token that ends a row, and the words, which are
+input only. So an image has one column more than its tokenizer's grid. `grid_height` and
+`grid_width` in config.json set an image size other than 90 x 90 tokens.
 """
 
 import dataclasses
@@ -28,28 +28,28 @@ from diagd.tokenizers.vq import CONFIG_NAME, WEIGHTS_NAME, FrameTokenizer, norma
 from diagd.weight_files import build_fitting, read_tensors, rename_by, tensors_under
 
 KIND = "emu3_vqgan"  # of tokenizer folders
-_SIDE = PRESETS["emu3"].grid_height  # tokens each way
+_SIDE = PRESETS["emu3"].grid_height  # tokens per side
 _ROW_END = "<|extra_200|>"
-_TEXT_MODEL = r"^(model\.)?text_model\.(model\.)?|^(?=lm_head)"  # names differ by version
+_TEXT_MODEL = r"^(model\.)?text_model\.(model\.)?|^(?=lm_head)"  # names depend on the version
 _PIXELS = r"^(model\.)?vqmodel\."
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_MOST_WORDS = 2**24
+_MAX_WORDS = 2**24
 
 
 def _their_ids(side: Mapping[str, Any]) -> Tensor:
-    """Return the id that each of ours has in their vocabulary, (V,) int64."""
+    """Return the id in their vocabulary of each of our ids, (V,) int64."""
     names, text, pixels = side["vocabulary_map"], side["text_config"], side["vq_config"]
     codes = [names[f"<|visual token {code:06d}|>"] for code in range(pixels["codebook_size"])]
     visual = torch.tensor([*codes, names[_ROW_END]])
-    if not 0 < text["vocab_size"] <= _MOST_WORDS:
-        raise ValueError(f"vocab_size must be 1 to {_MOST_WORDS}, got {brief(text['vocab_size'])}")
+    if not 0 < text["vocab_size"] <= _MAX_WORDS:
+        raise ValueError(f"vocab_size must be 1 to {_MAX_WORDS}, got {brief(text['vocab_size'])}")
     is_word = torch.ones(text["vocab_size"], dtype=torch.bool)
     is_word[visual] = False
     return torch.cat([visual, is_word.nonzero()[:, 0]])
 
 
 def _complete(side: Mapping[str, Any]) -> dict[str, Any]:
-    """Return their config with its defaults, of which files leave some out."""
+    """Return their config with its defaults, which files may omit."""
     from transformers import Emu3Config  # slow to import
 
     return {**side, **Emu3Config(**side).to_dict()}
@@ -57,14 +57,14 @@ def _complete(side: Mapping[str, Any]) -> dict[str, Any]:
 
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     if "vocabulary_map" not in source.side:
-        raise ValueError("its config.json, with vocabulary_map, is not beside it")
+        raise ValueError("expected a config.json with vocabulary_map beside it")
     side = _complete(source.side)
     text, order = side["text_config"], _their_ids(side)
     language = {n: tensor for n, tensor in source.tensors.items() if not re.match(_PIXELS, n)}
     named = rename_by([(_TEXT_MODEL, "model."), (r"^model\.lm_head", "lm_head")], language)
     num_codes = side["vq_config"]["codebook_size"] + 1
     embedding = named[_EMBEDDING]
-    head = named.get(_HEAD, embedding)  # tied, it is the embedding
+    head = named.get(_HEAD, embedding)  # tied to the embedding if absent
     weights = {**named, _EMBEDDING: embedding[order], _HEAD: head[order[:num_codes]]}
     config = ModelConfig(
         **llama_fields(weights, text, PRESETS["emu3"]),
@@ -77,7 +77,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 class Emu3Tokenizer(FrameTokenizer):
-    """The VQ model of transformers; images one by one."""
+    """The VQ model of transformers, run on one image at a time."""
 
     batch_size = 1  # a frame of 720 px has 133 million activations at its widest
 
@@ -105,16 +105,16 @@ def load_emu3_tokenizer(folder: Path) -> Emu3Tokenizer:
 def emu3_tokenizer(
     fields: Mapping[str, Any], weights: Mapping[str, Tensor], where: str | Path
 ) -> Emu3Tokenizer:
-    """Build the tokenizer that fields of `Emu3VQVAEConfig` describe around its weights."""
+    """Build the tokenizer of an `Emu3VQVAEConfig` around its weights."""
     from transformers import Emu3VQVAE, Emu3VQVAEConfig  # slow to import
 
     known = {field.name for field in dataclasses.fields(Emu3VQVAEConfig)}
     config = Emu3VQVAEConfig(**{name: fields[name] for name in known & fields.keys()})
-    # counts of training steps are whole numbers
+    # counts of training steps are integers
     own = {name: value.float().clone() for name, value in weights.items()}
     blocks = max(config.num_res_blocks, math.log2(config.temporal_downsample_factor))
-    if blocks > len(own):  # which would be made one by one
-        raise ValueError(f"{where}: has {len(own)} tensors, its config {blocks} blocks in a row")
+    if blocks > len(own):  # they would be built one by one
+        raise ValueError(f"{where}: config has {blocks} blocks in a row, file {len(own)} tensors")
     return Emu3Tokenizer(build_fitting(lambda: Emu3VQVAE(config), own, where))
 
 
@@ -125,7 +125,7 @@ def _tokenizer(found: Checkpoint) -> Emu3Tokenizer:
 
 
 class Emu3Prompts(TextPrompts):
-    """A text, then the start and the size of the image: as transformers' `Emu3Processor`."""
+    """A text, then start and size of the image, as in transformers' `Emu3Processor`."""
 
     def __init__(self, folder: Path, found: Checkpoint) -> None:
         side = read_json_object(folder / "config.json")

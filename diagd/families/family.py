@@ -1,4 +1,4 @@
-"""A family of models behind one record: all that loaders and commands know of it."""
+"""A family of models as one record: all that loaders and commands know about it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,32 +17,32 @@ from diagd.tokenizers.vq import VideoTokenizer
 
 @dataclass(frozen=True)
 class Source:
-    """The files of a checkpoint as read."""
+    """The files of a checkpoint as loaded."""
 
-    tensors: Mapping[str, Tensor]  # by the names of the file
-    hyper_parameters: Mapping[str, Any] = field(default_factory=dict)  # as the file itself has them
-    side: Mapping[str, Any] = field(default_factory=dict)  # of the config file given or beside it
+    tensors: Mapping[str, Tensor]  # by the file's names
+    hyper_parameters: Mapping[str, Any] = field(default_factory=dict)  # stored in the file itself
+    side: Mapping[str, Any] = field(default_factory=dict)  # of the config file, given or beside it
     path: Path = Path()  # the file with the weights
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint recognised and not yet loaded."""
+    """A checkpoint that is recognised but not loaded."""
 
     family: "Family"
     path: Path  # the file with the weights
     config: ModelConfig
-    weights: dict[str, Tensor]  # under our names, mapped into memory
+    weights: dict[str, Tensor]  # under our names, memory-mapped
     source: Source
 
 
 @dataclass(frozen=True)
 class TokenizerFolder:
-    """A folder that holds a tokenizer in a format of a family's own."""
+    """A tokenizer folder in a family's own format."""
 
-    load: Callable[[Path], VideoTokenizer]  # to the CPU
+    load: Callable[[Path], VideoTokenizer]  # loads to the CPU
     kind: str | None = None  # in its config.json
-    torchscript: tuple[str, ...] = ()  # files that give it away; they run code when loaded
+    torchscript: tuple[str, ...] = ()  # files that identify it; they execute code when loaded
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class TextFolder:
 
     kinds: tuple[str, ...]  # `model_type` in its config.json
     load: Callable[[Path, Checkpoint], TextPrompts]
-    # a model that reads texts, by its name on the Hub: in a folder beside the weights, not copied
+    # a separate text encoder, by its name on the Hub: a folder beside the weights, not copied
     encoder: str = ""
 
 
@@ -59,34 +59,34 @@ class TextFolder:
 class RecordingFormat:
     """Files that hold the frames of a clip together with its actions."""
 
-    suffix: str  # of their names, in lower case
+    suffix: str  # lower case
     length: Callable[[Path], tuple[int, Fraction]]  # number of frames, frame rate; decodes nothing
-    # the frames of ascending numbers, each (H_px, W_px, 3) uint8 RGB
+    # frames by ascending numbers, each (H_px, W_px, 3) uint8 RGB
     frames: Callable[[Path, Iterable[int]], Iterator[Tensor]]
-    actions: Callable[[Path], list[str]]  # those that led to each frame (to the first: nothing)
+    actions: Callable[[Path], list[str]]  # the action that led to each frame (first: ignored)
 
 
 @dataclass(frozen=True, eq=False)
 class Family:
     """A family of models."""
 
-    name: str  # `actions.json` of a converted model names it, too
-    defaults: Callable[[Checkpoint], GenerationDefaults]  # as its makers use the model
-    licence: str = ""  # of what was released, as far as we know; no advice
-    # the config of a released checkpoint, and the weights under our names; raises where its files
-    # do not fit together; None: our own folders, which need no translation
+    name: str  # also used in `actions.json` of a converted model
+    defaults: Callable[[Checkpoint], GenerationDefaults]  # settings of the model's authors
+    licence: str = ""  # licence of the release, as far as we know; not legal advice
+    # config of a released checkpoint, and weights under our names; raises if its files do not
+    # match; None: our own folders, which need no translation
     convert: Callable[[Source], tuple[ModelConfig, dict[str, Tensor]]] | None = None
-    signature: tuple[str, ...] = ()  # names of tensors, any of which shows that a file is one
-    # whether a file of this signature is one, where other families have the same signature
+    signature: tuple[str, ...] = ()  # tensor names, any of which identifies the family
+    # whether a file with this signature is of the family, if others share the signature
     fits: Callable[[Source], bool] = lambda source: True
     # glob patterns of its files, and names in its config that tell it from ours: of transformers
     files: tuple[str, ...] = ("*.index.json", "model.safetensors", "pytorch_model.bin")
     config_fields: frozenset[str] = frozenset({"model_type", "vocabulary_map"})
-    # the tokenizer with a checkpoint, or None where it is not there; None: it never comes with one
+    # the tokenizer of a checkpoint, or None if missing; None: never part of a checkpoint
     tokenizer: Callable[[Checkpoint], VideoTokenizer | None] | None = None
     tokenizer_folder: TokenizerFolder | None = None
-    text: TextFolder | None = None  # of a model that makes images from texts
-    actions: ActionCodec | None = None  # None: as an `actions.json` beside the weights says
-    # of a family whose models have actions of their own; where there is no such file
+    text: TextFolder | None = None  # of a text-to-image model
+    actions: ActionCodec | None = None  # None: by an `actions.json` beside the weights
+    # actions of a family's checkpoint, if there is no such file
     name_actions: Callable[[Checkpoint], ActionCodec] | None = None
     recordings: RecordingFormat | None = None

@@ -1,9 +1,9 @@
 """IRIS (arXiv:2209.00588): world models of Atari games, a GPT over frames of few tokens.
 
 A checkpoint holds an agent: its tokenizer (a VQ-GAN), its world model, and an actor with a critic,
-which is left out. The world model is minGPT: LayerNorms, biases, exact GELU, learned positions; a
-frame is K x K codes, then one action leads to the next. Codes and actions have a table each, and a
-layer with ReLU stands before the output layer. Rewards and ends of episodes are not predicted here.
+which is dropped. The world model is minGPT: LayerNorms, biases, exact GELU, learned positions; a
+frame is K x K codes, followed by one action. Codes and actions have separate tables, and a layer
+with ReLU precedes the output layer. Rewards and ends of episodes are not predicted here.
 """
 
 import math
@@ -43,32 +43,32 @@ _MODULES = {
     _BLOCK + "mlp.up_proj": _THEIRS + "mlp.0",
     _BLOCK + "mlp.down_proj": _THEIRS + "mlp.2",
 }
-# Our layer before the output layer has a GELU, which is a ReLU when its input is this much larger,
-# to 0.17 / STEEP; a power of two, so that no weight is rounded.
+# Our layer before the output layer has a GELU, which approaches a ReLU when its input is this much
+# larger, up to an error of 0.17 / STEEP; a power of two, so that no weight is rounded.
 STEEP = 2.0**12
 
 
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     tensors = tensors_under("world_model.", source.tensors)
     actions, codes = (tensors.pop(_EMBEDDING.format(table)) for table in (0, 1))
-    # places at which each head reads: K * K of a frame the head of codes, one that of rewards
+    # outputs of each head: K * K per frame for the head of codes, one for that of rewards
     num_places, num_frames = (len(tensors[f"{head}indices"]) for head in (_HEAD, "head_rewards."))
     side = math.isqrt(num_places // num_frames)
     if side**2 * num_frames != num_places:
         raise ValueError(
-            f"frames must be square grids of tokens, got {num_places / num_frames:g} tokens a frame"
+            f"frames must be square grids of tokens, got {num_places / num_frames:g} tokens"
         )
     tensors["embeddings.weight"] = torch.cat([codes, actions])
     for kind in ("weight", "bias"):
         name = f"{_HEAD}head_module.0.{kind}"
-        tensors[name] = tensors[name] * STEEP  # a file mapped into memory stays as it is
-    # the output layer never chooses actions
+        tensors[name] = tensors[name] * STEEP  # the memory-mapped file is unchanged
+    # the output layer never predicts actions
     last = f"{_HEAD}head_module.2"
     weight, bias = tensors[f"{last}.weight"] / STEEP, tensors[f"{last}.bias"]
     tensors[f"{last}.weight"] = functional.pad(weight, (0, 0, 0, len(actions)))
     tensors[f"{last}.bias"] = functional.pad(bias, (0, len(actions)), value=-1e4)
     weights = rename(tensors, _MODULES, left_out=r"^head_(rewards|ends)\.|\.indices$")
-    num_heads = int(source.side.get("num_heads", PRESETS["iris"].num_heads))  # nothing tells
+    num_heads = int(source.side.get("num_heads", PRESETS["iris"].num_heads))  # not in the file
     config = replace(
         PRESETS["iris"],
         **sizes_of(weights, num_heads),
@@ -87,7 +87,7 @@ def _tokenizer(found: Checkpoint) -> VQTokenizer:
 
 
 def _actions(found: Checkpoint) -> ActionVocabulary:
-    """Name the actions of a game, which a checkpoint only counts: the first is to do nothing."""
+    """Name a game's actions, of which a checkpoint stores only the number: the first is idle."""
     count = found.config.vocab_size - found.config.image_vocab_size
     numbered = ("noop", *(f"action {number}" for number in range(1, count)))
     return ActionVocabulary(ATARI if count == len(ATARI) else numbered)

@@ -1,9 +1,9 @@
-"""Janus and Janus-Pro (arXiv:2410.13848, 2501.17811): images from text, a video of one frame each.
+"""Janus and Janus-Pro (arXiv:2410.13848, 2501.17811): text to image, as a video of one frame.
 
-A LLaMA reads text ids and image ids, and a head with a hidden layer predicts image ids alone. Here
-images come first: an image id is itself, and a text id stands behind all columns of the logits, at
-`vocab_size` + its own number. Image ids reach the LLaMA through small vectors and an aligner, which
-become rows of the embedding table. What reads pictures (a SigLIP) is left out.
+A LLaMA takes text ids and image ids, and a head with a hidden layer predicts image ids only. Here
+images come first: an image id is unchanged, and a text id comes after all columns of the logits, at
+`vocab_size` + its own number. Image ids pass through small vectors and an aligner, which become
+rows of the embedding table. The encoder of input pictures (a SigLIP) is dropped.
 
 Folders are those of transformers (`JanusForConditionalGeneration`), or DeepSeek's own.
 """
@@ -41,8 +41,8 @@ _EMBEDDING = "model.embed_tokens.weight"
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     tensors, side = rename_by(_RENAMED, source.tensors), source.side
     if not (text := side.get("text_config") or side.get("language_config")):
-        raise ValueError("expected a config.json beside it that has text_config")
-    text = {"max_position_embeddings": 2048} | text  # a config omits what is as transformers has it
+        raise ValueError("expected a config.json with text_config beside it")
+    text = {"max_position_embeddings": 2048} | text  # a config omits transformers' defaults
     if (activation := (side.get("vq_config") or {}).get("hidden_act", "gelu")) != "gelu":
         raise ValueError(f"hidden_act of vq_config must be gelu, got {brief(activation)}")
     language = tensors_under("model.language_model.", tensors)
@@ -63,7 +63,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 def _code_embeddings(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return what the aligner makes of the vector of each image id: (codes, hidden_size)."""
+    """Return the aligner's output for the vector of each image id: (codes, hidden_size)."""
     aligner = tensors_under("model.generation_aligner.", tensors)
     layers = [f"hidden_layers.{i}" for i in range(count_layers(aligner, "hidden_layers."))]
     rows = tensors["model.generation_embeddings.weight"].float()
@@ -80,7 +80,7 @@ def _tokenizer(found: Checkpoint) -> VQTokenizer:
 
 
 class JanusPrompts(TextPrompts):
-    """A user's text, then the image start; without a text, padding between BOS and that."""
+    """A user's text, then the image start; without a text, padding between BOS and image start."""
 
     def __init__(self, folder: Path, found: Checkpoint) -> None:
         self.words, self.first = read_words(folder), found.config.vocab_size

@@ -1,11 +1,11 @@
-"""LlamaGen: images of classes or of texts (arXiv:2406.06525), each a video of one frame.
+"""LlamaGen: images from classes or texts (arXiv:2406.06525), as videos of one frame.
 
 The files hold weights only. The number of heads follows from the sizes, and the size of the image
 from the name of the file (`c2i_L_384.pt`), unless a config file says `image_size` or `n_head`.
 
-A text is the states of a T5 encoder behind two layers. So many learnt vectors mean no text, of
-which as many as the text has tokens are read, the last ones. Its makers pad both in front to 120
-places, hide the padding, and count no positions: here it is left out.
+A text is the states of a T5 encoder after two layers. Learned vectors replace an empty text, of
+which the last ones are used, as many as the text has tokens. The authors pad both at the front to
+120 places, hide the padding, and do not count its positions: here it is left out.
 """
 
 import re
@@ -41,7 +41,7 @@ _NUM_CLASSES, _PATCH_PX = 1000, 16
 
 @dataclass(frozen=True)
 class ImageNetClasses(ActionVocabulary):
-    """The class of an image, `class 207` or `207`, one token before it; the last id means none."""
+    """The class of an image, `class 207` or `207`, a token before it; the last id is no class."""
 
     names: tuple[str, ...] = (*(f"class {number}" for number in range(_NUM_CLASSES)), "none")
 
@@ -56,11 +56,11 @@ class ImageNetClasses(ActionVocabulary):
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     tensors, side = dict(source.tensors), source.side
     codes, places = tensors[_EMBEDDING], 0
-    # what stands before an image has ids behind the visual ones; the output layer never chooses it
+    # tokens before an image have ids after the visual ones; the output layer never predicts them
     if _NO_TEXT in tensors:
         places = len(tensors[_NO_TEXT])
         rows = _project(tensors, tensors[_NO_TEXT])
-        fed = torch.cat([torch.zeros_like(rows), rows])  # of a text, which it writes; of none
+        fed = torch.cat([torch.zeros_like(rows), rows])  # of a text, replaced on use; of no text
     else:
         fed, head = tensors[_CLASSES], tensors[_HEAD]
         tensors[_HEAD] = torch.cat([head, head.new_zeros(fed.shape)])
@@ -72,7 +72,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     named = re.search(r"_(256|384|512)(?!\d)", source.path.name)
     grid_side = int(side.get("image_size", named[1] if named else 256)) // _PATCH_PX
     for i in range(num_layers):
-        # they turn the pairs (2i, 2i + 1), we (i, i + D / 2)
+        # their rotation uses pairs (2i, 2i + 1), ours (i, i + D / 2)
         parts = tensors.pop(f"layers.{i}.attention.wqkv.weight").chunk(3)
         for name, part in zip("qkv", parts, strict=True):
             if name != "v":
@@ -93,14 +93,14 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 def _project(tensors: Mapping[str, Tensor], states: Tensor) -> Tensor:
-    """Return rows of embeddings (N, hidden_size) of states (N, size), in float32."""
+    """Return embedding rows (N, hidden_size) of states (N, size), in float32."""
     first, second = (tensors[f"cls_embedding.cap_proj.fc{i}.weight"].float() for i in (1, 2))
     hidden = functional.linear(states.float(), first)
     return functional.linear(functional.gelu(hidden, approximate="tanh"), second)
 
 
 class LlamaGenPrompts(TextPrompts):
-    """A text's states, projected, a vector a token; the encoder is loaded for each new text."""
+    """A text's projected states, one vector per token; the encoder is loaded for each new text."""
 
     def __init__(self, folder: Path, found: Checkpoint) -> None:
         self.first, self.places = found.config.vocab_size, found.config.prefix_length
@@ -108,7 +108,7 @@ class LlamaGenPrompts(TextPrompts):
         given = read_json_object(folder / "config.json").get("d_model")
         if given != (size := tensors[_NO_TEXT].shape[1]):
             raise ValueError(f"expected d_model {size}, got {given}")
-        self._read = lru_cache(1024)(  # `evaluate` asks several times
+        self._read = lru_cache(1024)(  # `evaluate` repeats texts
             lambda text: _project(tensors, text_states(text, folder, self.places))
         )
 

@@ -1,7 +1,7 @@
 """MineWorld checkpoints, and other LLaMAs over visual tokens with action tokens between frames.
 
-The weights are a plain Hugging Face LLaMA's. Its YAML config, or a Hugging Face config.json, has
-the sizes; without one, they are those of the released models.
+The weights are a plain Hugging Face LLaMA. Its YAML config, or a Hugging Face config.json, has the
+sizes; without one, they are those of the released models.
 
 An action is a set of buttons and a camera turn, written `forward+jump+camera(-5,12.5)`: degrees of
 pitch (down is positive), then yaw (right is positive). Source: MineWorld's token layout
@@ -30,23 +30,23 @@ from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VQTokenizer, load_vq_model
 from diagd.weight_files import read_tensors, tensors_under
 
-# Local ids 0 to 22. The last three have ids, but no slot: they never reach the model.
+# Local ids 0 to 22. The last three have ids but no slot: the model never sees them.
 BUTTONS = (
     *("use", "attack", "forward", "back", "left", "right", "jump", "sneak", "sprint", "drop"),
     *("swapHands", "pickItem", "inventory", "ESC"),
     *(f"hotbar.{number}" for number in range(1, 10)),
 )
-NUM_BINS = 21  # of the camera, along each axis
+NUM_BINS = 21  # of the camera, per axis
 FIRST_PITCH = len(BUTTONS)
 FIRST_YAW = FIRST_PITCH + NUM_BINS
 BEGIN, NULL, END = range(FIRST_YAW + NUM_BINS, FIRST_YAW + NUM_BINS + 3)
 MAX_DEGREES = 90.0
 MU = 11.4887
 DEGREES_PER_PIXEL = 360 / 2400  # of mouse movement
-LOOK_DEGREES = 5.0  # what one frame of `look_left` turns
+LOOK_DEGREES = 5.0  # turn per frame of `look_left`
 
-# Tokens 3 to 9 of an action say which one button of each group is pressed. Of the hotbar the lowest
-# pressed number counts; in the other groups two buttons together cancel each other.
+# Tokens 3 to 9 of an action give the pressed button of each group. For the hotbar the lowest
+# pressed number counts; in other groups two buttons cancel each other.
 HOTBAR = tuple(name for name in BUTTONS if name.startswith("hotbar."))
 GROUPS = (
     HOTBAR,
@@ -71,16 +71,16 @@ VPT_CONFLICTS = (
     *(("sprint", "sneak"), ("attack", "use")),
 )
 
-_JOIN = re.compile(r"\+(?![^()]*\))")  # a plus that is in no brackets
+_JOIN = re.compile(r"\+(?![^()]*\))")  # a plus outside brackets
 
 
 @dataclass(frozen=True)
 class MinecraftActions:
     """MineWorld's actions as an `ActionCodec`.
 
-    Words are the buttons (`inventory`, `swapHands` and `ESC` excepted: no token stands for them),
+    Words are the buttons (except `inventory`, `swapHands` and `ESC`, which have no token),
     `camera(PITCH,YAW)` in degrees, `look_left` and the like for 5 degrees, and `none`. Camera words
-    add up. The last two local ids are spare.
+    add up. The last two local ids are unused.
     """
 
     names = ("none", *SEEN_BUTTONS, *LOOKS)
@@ -95,7 +95,7 @@ class MinecraftActions:
         return (BEGIN, *camera, *(_group_token(group, pressed) for group in GROUPS), END)
 
     def action_of(self, record: dict[str, Any]) -> str:
-        """Read one line of an action file, in any of three forms.
+        """Parse one line of an action file, in any of three forms.
 
         - ours: `{"action": "forward+camera(0,10)"}`;
         - a VPT recording: `{"keyboard": {"keys": [...]}, "mouse": {"dx", "dy", "buttons"}, ...}`.
@@ -113,7 +113,7 @@ class MinecraftActions:
 
 
 def camera_bin(degrees: float) -> int:
-    """Return the bin of a turn, 0 to 20 and 10 for none: mu-law, clipped at 90 degrees."""
+    """Return the bin of a turn, 0 to 20 (10 for none): mu-law, clipped at 90 degrees."""
     share = min(max(degrees / MAX_DEGREES, -1.0), 1.0)
     curved = math.copysign(math.log1p(MU * abs(share)) / math.log1p(MU), share)
     half = NUM_BINS // 2
@@ -183,7 +183,7 @@ def _environment_action(record: Mapping[str, Any]) -> str:
 
 
 def _numbers(values: Iterable[Any]) -> bool:
-    largest = sys.float_info.max  # JSON in Python has NaN, and endless integers
+    largest = sys.float_info.max  # JSON in Python has NaN, and unlimited integers
     return all(isinstance(v, int | float) and -largest <= v <= largest for v in values)
 
 
@@ -227,7 +227,7 @@ def _yaml_section(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _tokenizer(found: Checkpoint) -> VQTokenizer:
-    """Build the tokenizer that the YAML names, from the main checkpoint or its own file."""
+    """Build the tokenizer named in the YAML, from the main checkpoint or its own file."""
     config, tensors = _tokenizer_file(found, "config_path"), found.source.tensors
     is_inside = any(name.startswith(_TOKENIZER) for name in tensors)
     weights = tensors if is_inside else _tokenizer_file(found, "ckpt_path")
@@ -235,13 +235,13 @@ def _tokenizer(found: Checkpoint) -> VQTokenizer:
 
 
 def _tokenizer_file(found: Checkpoint, field: str) -> Path:
-    """Find a file that the YAML names from its makers' root, where `checkpoints/` is, or `vae/`."""
+    """Find a file that the YAML names relative to the authors' root, `checkpoints/` or `vae/`."""
     name, folder = None, found.path.parent
-    with suppress(AttributeError):  # of what should be a section
+    with suppress(AttributeError):  # of a malformed section
         name = _yaml_section(found.source.side, "tokenizer_config").get(field)
     if not isinstance(name, str):
         raise ValueError(
-            f"{found.path}: no config names its tokenizer: name the folder with --tokenizer, or "
+            f"{found.path}: tokenizer not found: give its folder as --tokenizer, or "
             f"its {field} in the YAML"
         )
     beside = folder / "vae" / Path(name).name

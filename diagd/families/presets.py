@@ -1,4 +1,4 @@
-"""Models by name: the bundled ones, and shapes (`Transformer.random(PRESETS[name])`)."""
+"""Models by name: the bundled ones, and architectures (`Transformer.random(PRESETS[name])`)."""
 
 import math
 from dataclasses import replace
@@ -20,7 +20,7 @@ def _model(
     num_action_ids: int = 0,
     **fields: Any,
 ) -> ModelConfig:
-    """Describe a model; its keys have as many heads as its queries unless `fields` say other."""
+    """Describe a model; its keys have as many heads as its queries unless `fields` override it."""
     num_heads = hidden_size // head_dim
     fields.setdefault("num_kv_heads", num_heads)
     return ModelConfig(
@@ -40,7 +40,7 @@ def _model(
 _DOOM: dict[str, Any] = {"num_action_ids": 6, "num_action_tokens": 1, "bias": True}
 _DOOM |= {"position": "rope3d", "rope_theta": 100.0, "rope_step": math.pi}
 _DOOM |= {"max_positions": 8 * (14 * 24 + 1) - 1}  # 8 frames, the first without an action
-# World models of 0.8 to 42 million weights, among which `diagd train` chooses.
+# World models of 0.8 to 42 million weights, from which `diagd train` chooses.
 WORLD_SIZES = {
     f"mc-ar-{width}x{depth}": _model(
         width, width * 14 // 5 // 64 * 64, depth, 1024, (14, 24), 64, **_DOOM
@@ -48,7 +48,7 @@ WORLD_SIZES = {
     for width, depth in ((128, 3), (192, 4), (256, 5), (320, 6), (448, 8), (576, 10))
 }
 _GPT: dict[str, Any] = {"norm": "layer", "mlp": "gelu", "bias": True, "position": "learned"}
-# Buttons and stick axes of a gamepad, a token each; 10 frames.
+# Buttons and stick axes of a gamepad, one token each; 10 frames.
 _WHAM = _GPT | {"num_action_ids": 68, "num_action_tokens": 16, "tie_embeddings": True}
 _WHAM |= {"max_positions": 10 * (18 * 30 + 16)}
 WHAM = {
@@ -59,7 +59,7 @@ _COSMOS: dict[str, Any] = {"num_kv_heads": 8, "max_positions": 5 * 40 * 64, "qk_
 _COSMOS |= {"position": "rope3d", "rope_theta": 500000.0}
 _COSMOS_4B = _model(4096, 14336, 16, 64000, (40, 64), **_COSMOS)
 _COSMOS_12B = replace(_COSMOS_4B, hidden_size=5120, num_layers=40, yarn_factor=2.0)
-# Video2World: a token before the first frame, and a text of 1,024 numbers a place.
+# Video2World: a token before the first frame, and a text of width 1,024.
 _TEXT = {"max_positions": _COSMOS_4B.max_positions + 1, "prefix_length": 1}
 _TEXT |= {"extra_embeddings": 64, "context_size": 1024, "position_table": True}
 COSMOS = {
@@ -68,7 +68,7 @@ COSMOS = {
     "cosmos-12b": _COSMOS_12B,
     "cosmos-13b": replace(_COSMOS_12B, **_TEXT),
 }
-# Seven buttons and a camera turn, between two marks; 16 frames.
+# Seven buttons and a camera turn, between two markers; 16 frames.
 _MINEWORLD = {"num_action_ids": 70, "num_action_tokens": 11, "max_positions": 16 * (14 * 24 + 11)}
 _300M = _model(1024, 4096, 20, 8192, (14, 24), 64, num_kv_heads=4, **_MINEWORLD)
 _42M = {"hidden_size": 512, "intermediate_size": 2048, "num_layers": 8, "vocab_size": 8448}
@@ -82,7 +82,7 @@ MINEWORLD = {
 _IRIS = _GPT | {"mlp": "exact_gelu", "num_action_ids": 18, "num_action_tokens": 1}
 _IRIS |= {"max_positions": 20 * (4 * 4 + 1)}
 IRIS = {"iris": _model(256, 1024, 10, 512, (4, 4), 64, head_size=256, **_IRIS)}
-# Behind a class, one of a thousand or none; the two small ones were released for 384 px as well.
+# After a class, one of a thousand or none; the two small ones were also released for 384 px.
 _CLASS: dict[str, Any] = {"num_action_ids": 1001, "num_action_tokens": 1, "position": "rope2d"}
 LLAMAGEN = {
     "llamagen-b": _model(768, 2048, 12, 16384, (16, 16), 64, max_positions=257, **_CLASS),
@@ -91,7 +91,7 @@ LLAMAGEN = {
     "llamagen-xxl": _model(1536, 4096, 48, 16384, (24, 24), 64, max_positions=577, **_CLASS),
     "llamagen-3b": _model(3200, 8704, 24, 16384, (24, 24), 100, max_positions=577, **_CLASS),
 }
-# Behind the 120 places of a text, or of none.
+# After the 120 places of a text, or of none.
 _PLACES: dict[str, Any] = {"prefix_length": 120, "extra_embeddings": 240, "position": "rope2d"}
 LLAMAGEN_T2I = {
     "llamagen-t2i-256": _model(1280, 3584, 36, 16384, (16, 16), 64, max_positions=376, **_PLACES),
@@ -105,7 +105,7 @@ JANUS = {
 _CHAMELEON: dict[str, Any] = {"extra_embeddings": 65536, "max_positions": 4096}
 _CHAMELEON |= {"norm_eps": 1e-5, "qk_norm": True, "head_norm": True}
 CHAMELEON = {"chameleon-7b": _model(4096, 11008, 32, 8192, (32, 32), **_CHAMELEON)}
-# With the codes stands what ends a row, a column more; 184,622 ids in all.
+# With the codes the row separator, an extra column; 184,622 ids in all.
 _EMU3: dict[str, Any] = {"extra_embeddings": 184622 - 32769, "max_positions": 9216}
 _EMU3 |= {"prefix_length": 1, "num_kv_heads": 8, "rope_theta": 1e6}
 EMU3 = {"emu3": _model(4096, 14336, 32, 32769, (90, 91), **_EMU3)}
@@ -118,5 +118,5 @@ PRESETS |= LLAMAGEN | LLAMAGEN_T2I | JANUS | CHAMELEON | EMU3
 
 
 def available_models() -> list[str]:
-    """Return the names of the bundled models, which `load_model` takes."""
+    """Return the names of the bundled models, for `load_model`."""
     return sorted(path.parent.name for path in ASSETS.glob("*/model.safetensors"))

@@ -1,4 +1,4 @@
-"""The released families that diagd knows, one line each; a checkpoint is the first one's to fit."""
+"""The released families that diagd supports, one line each; the first match wins."""
 
 from diagd.families.chameleon.images import CHAMELEON
 from diagd.families.chameleon.robots import RYNNVLA, WORLDVLA
@@ -14,13 +14,13 @@ from diagd.families.wham.convert import WHAM
 FAMILIES: tuple[Family, ...] = (
     WHAM,
     IRIS,
-    LLAMAGEN,  # before Cosmos, whose tensors are called alike
+    LLAMAGEN,  # before Cosmos, which has the same tensor names
     LLAMAGEN_T2I,
     COSMOS,
     JANUS,
-    RYNNVLA,  # a WorldVLA by its class's name
-    WORLDVLA,  # a Chameleon by its tensors
-    CHAMELEON,  # before MineWorld, whose tensors are called alike
+    RYNNVLA,  # a WorldVLA, by its class name
+    WORLDVLA,  # a Chameleon, by its tensors
+    CHAMELEON,  # before MineWorld, which has the same tensor names
     EMU3,
     MINEWORLD,
 )

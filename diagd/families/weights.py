@@ -1,4 +1,4 @@
-"""Weights under our names, and the sizes of a model that they show."""
+"""Weights under our names, and the model sizes that they determine."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from diagd.weight_files import name_tensors
 
 
 def count_layers(tensors: Mapping[str, Tensor], prefix: str) -> int:
-    """Return how many numbers follow a prefix such as `layers.`; a high one alone is but one."""
+    """Count the distinct numbers after a prefix such as `layers.`; a lone high one counts once."""
     numbers = {name.removeprefix(prefix).partition(".")[0] for name in tensors}
     return sum(number.isdigit() for number in numbers)
 
@@ -20,11 +20,11 @@ def count_layers(tensors: Mapping[str, Tensor], prefix: str) -> int:
 def rename(
     tensors: Mapping[str, Tensor], modules: Mapping[str, str], left_out: str = "^$"
 ) -> dict[str, Tensor]:
-    """Return views of the tensors under our names, or raise ValueError naming those that misfit.
+    """Return views of the tensors under our names; ValueError names those that do not match.
 
-    `modules` maps ours to theirs, which must be all there are but for names that match `left_out`.
+    `modules` maps our names to theirs, which must be all except those that match `left_out`.
     `{i}` runs over the layers, and `qkv 1/3` is the second third of the rows of `qkv`. Weights,
-    which must be there, and biases follow their module.
+    which are required, and biases follow their module.
     """
     layered = next(theirs for theirs in modules.values() if "{i}" in theirs)
     num_layers = count_layers(tensors, layered.partition("{i}")[0])
@@ -46,7 +46,7 @@ def rename(
     return renamed
 
 
-META_NAMES = {  # our modules, but for queries, keys and values, which families name differently
+META_NAMES = {  # our modules, except for queries, keys and values, which families name differently
     "model.embed_tokens": "tok_embeddings",
     "model.norm": "norm",
     "lm_head": "output",
@@ -60,7 +60,7 @@ META_NAMES = {  # our modules, but for queries, keys and values, which families 
 
 
 def sizes_of(weights: Mapping[str, Tensor], num_heads: int) -> dict[str, Any]:
-    """Return the fields of a `ModelConfig` that weights under our names show."""
+    """Return the fields of a `ModelConfig` determined by weights under our names."""
     embedding, block = weights["model.embed_tokens.weight"], "model.layers.0."
     vocab_size = len(weights.get("lm_head.weight", embedding))
     head_dim = len(weights[block + "self_attn.q_proj.weight"]) // num_heads
@@ -80,10 +80,10 @@ def sizes_of(weights: Mapping[str, Tensor], num_heads: int) -> dict[str, Any]:
 def llama_fields(
     weights: Mapping[str, Tensor], side: Mapping[str, Any], usual: ModelConfig
 ) -> dict[str, Any]:
-    """Return fields of a `ModelConfig` from weights and a config, which may leave out the usual."""
+    """Return fields of a `ModelConfig` from weights and a config, which may omit defaults."""
     if (activation := side.get("hidden_act", "silu")) != "silu":
         raise ValueError(f"hidden_act must be silu, got {brief(activation)}")
-    # the base of the rotary angles, which transformers has written in three places
+    # the base of the rotary angles, which transformers has stored in three places
     rope = (side.get("rope_scaling") or {}) | (side.get("rope_parameters") or {})
     for name in ("rope_type", "type"):
         if rope.get(name, "default") != "default":

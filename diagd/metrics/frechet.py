@@ -1,16 +1,16 @@
-"""Frechet distance between samples of features, and options of FVD; no torch."""
+"""Frechet distance between feature samples, and options of FVD; no torch."""
 
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-# I3D halves time three times and pools pairs of the rest: shorter clips give no features
-I3D_FRAMES, MIN_FRAMES = 9, 10  # by our own I3D, which rounds up as the published one; by others
+# I3D halves time three times and pools the rest in pairs: shorter clips have no features
+I3D_FRAMES, MIN_FRAMES = 9, 10  # our I3D rounds up, as the published one; others do not
 PUBLISHED_FRAMES = 16  # of FVD in papers
 
-# crop: the short side to 224 px, then the centre; stretch: straight to 224 x 224 px;
-# detector: pixels in [0, 255] as they are, scaled and stretched by the TorchScript itself
+# crop: the short side to 224 px, then the centre; stretch: directly to 224 x 224 px;
+# detector: pixels in [0, 255] unchanged, scaled and stretched by the TorchScript itself
 Preprocessing = Literal["crop", "stretch", "detector"]
 Features = NDArray[np.floating[Any]]
 
@@ -25,4 +25,4 @@ def frechet_distance(features: Features, reference: Features) -> float:
     cross = np.linalg.eigvalsh(root @ other @ root)
     spreads = np.trace(covariance) + np.trace(other) - 2 * np.sqrt(cross.clip(min=0)).sum()
     distance = np.square(mean - other_mean).sum() + spreads
-    return max(0.0, float(distance))  # equal samples differ by rounding
+    return max(0.0, float(distance))  # rounding errors of equal samples

@@ -1,7 +1,7 @@
 """I3D and EfficientNet-Lite0 as TensorFlow computes them, for inference.
 
-Their parameters have the names and shapes of the published files but for separators, so that a file
-of another network is noticed. I3D: arXiv:1705.07750, figure 3; its 400 logits on Kinetics are the
+Parameters have the names and shapes of the published files except for separators, so that a file of
+another network is detected. I3D: arXiv:1705.07750, figure 3; its 400 logits on Kinetics are the
 features of FVD (arXiv:1812.01717). EfficientNet: arXiv:1905.11946, in its Lite form (ReLU6, no
 squeeze-and-excitation).
 """
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-_EPSILON = 1e-3  # of both networks' batch normalization
+_EPSILON = 1e-3  # batch normalization in both networks
 
 
 def pad_same(x: Tensor, kernel: Sequence[int], stride: Sequence[int]) -> Tensor:
-    """Pad (N, C, ...) with zeros, as SAME: ceil(size / stride) outputs, the odd zero at the end."""
+    """Pad (N, C, ...) with zeros as in SAME: ceil(size / stride) outputs, odd zero at the end."""
     padding = list[int]()
     for size, taps, step in zip(x.shape[2:], kernel, stride, strict=True):
         total = max((math.ceil(size / step) - 1) * step + taps - size, 0)
@@ -27,7 +27,7 @@ def pad_same(x: Tensor, kernel: Sequence[int], stride: Sequence[int]) -> Tensor:
 
 
 def _max_pool(x: Tensor, kernel: Sequence[int], stride: Sequence[int]) -> Tensor:
-    # all inputs come from a ReLU, so that a zero is as good as minus infinity
+    # inputs come from a ReLU, so padding with zero equals minus infinity
     return functional.max_pool3d(pad_same(x, kernel, stride), tuple(kernel), tuple(stride))
 
 
@@ -51,7 +51,7 @@ class _Unit(nn.Module):
 
 
 class _Mixed(nn.ModuleDict):
-    """Four branches side by side: 1x1x1, two with 3x3x3 behind a narrow 1x1x1, and a pooling."""
+    """Four parallel branches: 1x1x1, two with 3x3x3 after a narrow 1x1x1, and a pooling."""
 
     def __init__(self, channels: int, widths: Sequence[int]) -> None:
         one, narrow, wide, narrower, less, pooled = widths
@@ -99,7 +99,7 @@ class I3d(nn.ModuleDict):
     """Inception-I3D on Kinetics-400: (N, 3, T, 224, 224) in [-1, 1] -> (N, 400) logits."""
 
     STEM = 64, 64, 192
-    MIXED: ClassVar = {  # channels of the six units, in the order of their names
+    MIXED: ClassVar = {  # channels of the six units, by name
         "3b": (64, 96, 128, 16, 32, 32),
         "3c": (128, 128, 192, 32, 96, 64),
         "4b": (192, 96, 208, 16, 48, 64),
@@ -110,7 +110,7 @@ class I3d(nn.ModuleDict):
         "5b": (256, 160, 320, 32, 128, 128),
         "5c": (384, 192, 384, 48, 128, 128),
     }
-    # before a unit: pooled by so many frames and pixels, at a stride of so many
+    # pooling before a unit: frames and pixels of its window, and its stride
     POOLED: ClassVar = {
         "Conv3d_2b_1x1": ((1, 3, 3), (1, 2, 2)),
         "Mixed_3b": ((1, 3, 3), (1, 2, 2)),
@@ -136,7 +136,7 @@ class I3d(nn.ModuleDict):
             if name in self.POOLED:
                 x = _max_pool(x, *self.POOLED[name])
             x = unit(x)
-        # the mean over frames of logits is the logits of the mean: the last layer is linear
+        # the mean of logits over frames equals the logits of the mean: the last layer is linear
         pooled = functional.avg_pool3d(x, (2, 7, 7), 1).mean((2, 3, 4))
         return logits.get_submodule("Conv3d_0c_1x1")(pooled)
 
@@ -164,7 +164,7 @@ def _conv(channels: int, out: int, kernel: int = 1, stride: int = 1, groups: int
 
 
 class _Block(nn.Module):
-    """Inverted bottleneck: expand, filter each channel by itself, project."""
+    """Inverted bottleneck: expand, filter each channel, project."""
 
     def __init__(self, channels: int, out: int, kernel: int, stride: int, expand: int) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class EfficientNetLite0(nn.Module):
                 self.blocks.append(_Block(width, out, kernel, 1 if place else stride, expand))
                 width = out
         self.conv_head, self.bn1 = _conv(width, self.HEAD), _Norm(self.HEAD)
-        self.fc = nn.Linear(self.HEAD, 1000)  # not looked at, and in the file
+        self.fc = nn.Linear(self.HEAD, 1000)  # unused, but in the file
 
     def forward(self, x: Tensor) -> Tensor:
         x = functional.relu6(self.bn0(self.conv_stem(x)))

@@ -1,6 +1,6 @@
-"""LPIPS, ST-LPIPS and features of videos and images, from weight files that are read, never run.
+"""LPIPS, ST-LPIPS and features of videos and images; weight files are read, never executed.
 
-But for TorchScript, which is a program.
+TorchScript is the exception: it is a program.
 """
 
 import hashlib
@@ -39,8 +39,8 @@ class Network(NamedTuple):
 
     # (channels, kernel, stride) of a convolution and its ReLU; or kernel of a pooling of stride 2
     layers: tuple[tuple[int, int, int] | int, ...]
-    compared: dict[int, int]  # places of the ReLUs whose feature maps are compared, and channels
-    min_px: int  # below, a pooling has nothing left
+    compared: dict[int, int]  # indices of the ReLUs whose feature maps are compared, and channels
+    min_px: int  # smaller frames leave nothing for a pooling
 
 
 NETWORKS = {
@@ -59,7 +59,7 @@ NETWORKS = {
         min_px=16,
     ),
 }
-SHIFT_TOLERANT = {  # their convolutions and poolings stride by 1, and a blur by 2 follows
+SHIFT_TOLERANT = {  # stride-1 convolutions and poolings, followed by a blur of stride 2
     "stlpips-alex": NETWORKS["alex"]._replace(
         compared={2: 64, 6: 192, 10: 384, 12: 256, 14: 256}, min_px=21
     ),
@@ -67,9 +67,9 @@ SHIFT_TOLERANT = {  # their convolutions and poolings stride by 1, and a blur by
         compared={3: 64, 9: 128, 17: 256, 25: 512, 33: 512}, min_px=18
     ),
 }
-_SHIFT = (-0.030, -0.088, -0.188)  # of pixels in [-1, 1], to what ImageNet classifiers see
+_SHIFT = (-0.030, -0.088, -0.188)  # from pixels in [-1, 1] to the input of ImageNet classifiers
 _SCALE = (0.458, 0.448, 0.450)
-_BATCH = 16  # frames at once; bounds the memory
+_BATCH = 16  # frames at once; limits memory
 
 
 class Lpips:
@@ -162,7 +162,7 @@ def _heads_of(network: Network) -> nn.ParameterDict:
 
 
 class _Blur(nn.Module):
-    """A filter of 3x3 px over each channel by itself, by strides of 2, mirrored at the borders."""
+    """A depthwise 3x3 px filter of stride 2, mirrored at the borders."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -174,12 +174,12 @@ class _Blur(nn.Module):
 
 
 class StLpips(Lpips):
-    """Shift-tolerant LPIPS (arXiv:2207.13686), whose one file holds backbone and heads.
+    """Shift-tolerant LPIPS (arXiv:2207.13686); one file holds backbone and heads.
 
-    Its numbers are not LPIPS's: the networks were trained anew, with other layers.
+    Its values are not comparable with LPIPS: the networks were retrained with other layers.
 
     Args:
-        detector: `stlpips-alex` or `stlpips-vgg`, of the installed package, or with `=FILE`.
+        detector: `stlpips-alex` or `stlpips-vgg`, from the installed package, or with `=FILE`.
     """
 
     title = "ST-LPIPS"
@@ -208,7 +208,7 @@ class StLpips(Lpips):
 
 
 class ImageFeatures:
-    """Inception features of pictures. Loading a detector EXECUTES code in it, as of FVD's."""
+    """Inception features of pictures. Loading a detector EXECUTES code in it, as for FVD."""
 
     def __init__(self, detector: str | Path, device: torch.device | str = "cpu") -> None:
         self.provenance = {"detector_sha256": short_sha256(detector)}
@@ -216,8 +216,8 @@ class ImageFeatures:
 
     @torch.inference_mode()
     def __call__(self, frames: Tensor) -> Tensor:
-        """Describe pictures: (N, H_px, W_px, 3) uint8 -> (N, D) float32."""
-        pixels = frames.to(self._device).movedim(-1, 1)  # it scales them itself
+        """Compute features: (N, H_px, W_px, 3) uint8 -> (N, D) float32."""
+        pixels = frames.to(self._device).movedim(-1, 1)  # the detector scales them
         return self._detector(pixels, return_features=True).float().cpu()
 
 
@@ -225,10 +225,10 @@ INPUT_PX = 224
 
 
 class EfficientNetFeatures:
-    """Features of pictures by EfficientNet-Lite0, whose Frechet distance (EFD) is not the FID.
+    """EfficientNet-Lite0 features of pictures; their Frechet distance (EFD) is not the FID.
 
     Args:
-        detector: `efficientnet-lite0`, of the installed package, or with `=FILE`.
+        detector: `efficientnet-lite0`, from the installed package, or with `=FILE`.
     """
 
     def __init__(self, detector: str, device: torch.device | str = "cpu") -> None:
@@ -241,7 +241,7 @@ class EfficientNetFeatures:
 
     @torch.inference_mode()
     def __call__(self, frames: Tensor) -> Tensor:
-        """Describe pictures, stretched to 224 x 224 px: (N, H_px, W_px, 3) uint8 -> (N, 1280)."""
+        """Compute features, stretched to 224 x 224 px: (N, H_px, W_px, 3) uint8 -> (N, 1280)."""
         pixels = frames.to(self._device).movedim(-1, 1).float()
         size = INPUT_PX, INPUT_PX
         pixels = functional.interpolate(pixels, size, mode="bilinear", antialias=True)
@@ -261,8 +261,9 @@ class VideoFeatures:
     """I3D features of clips.
 
     Args:
-        detector: `i3d`, of the installed package or with `=FILE`: 400 logits, as FVD was published.
-            Else a TorchScript file. Loading that EXECUTES code in it: load what you trust.
+            detector: `i3d`, from the installed package or with `=FILE`: 400 logits, as in the FVD
+                paper. Otherwise a TorchScript file. Loading it EXECUTES code in it: only load what
+                you trust.
     """
 
     def __init__(
@@ -283,13 +284,13 @@ class VideoFeatures:
 
     @torch.inference_mode()
     def __call__(self, frames: Tensor) -> Tensor:
-        """Describe a clip of MIN_FRAMES or more: (T, H_px, W_px, 3) uint8 -> (D,) float32."""
+        """Compute features of MIN_FRAMES or more: (T, H_px, W_px, 3) uint8 -> (D,) float32."""
         video, rescale, resize = self.prepare(frames)
         features = self._detector(video, rescale=rescale, resize=resize)
         return features[0].float().cpu()
 
     def prepare(self, frames: Tensor) -> tuple[Tensor, bool, bool]:
-        """Return the (1, 3, T, H, W) float32 input, and what is left to the detector to do."""
+        """Return the (1, 3, T, H, W) float32 input, and the steps left to the detector."""
         pixels = frames.to(self._device).movedim(-1, 1).float()  # (T, 3, H_px, W_px)
         if self._preprocessing == "detector":
             return pixels.movedim(1, 0)[None], True, True

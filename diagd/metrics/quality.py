@@ -1,4 +1,4 @@
-"""Numbers of frames: PSNR and SSIM against others, sharpness, tokens, and features for TFD."""
+"""Frame metrics: PSNR and SSIM against a reference, sharpness, tokens, and features for TFD."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,7 +11,7 @@ def likeness(
     reference: Tensor,
     learned: Mapping[str, Callable[[Tensor, Tensor], Tensor] | None],
 ) -> dict[str, list[float]]:
-    """Return PSNR and SSIM of each frame, and learned distances whose weights are there."""
+    """Return PSNR and SSIM of each frame, and learned distances with installed weights."""
     metrics = {"psnr": psnr, "ssim": ssim, **learned}
     return {name: one(video, reference).tolist() for name, one in metrics.items() if one}
 
@@ -24,7 +24,7 @@ def psnr(video: Tensor, reference: Tensor) -> Tensor:
 
 def ssim(video: Tensor, reference: Tensor) -> Tensor:
     """SSIM of each frame (Gaussian window of 11 px, sigma 1.5): as `psnr`, but float32."""
-    # an extra, which the other numbers do without
+    # an extra that the other metrics do not need
     from torchmetrics.functional.image import structural_similarity_index_measure
 
     both = video, reference
@@ -50,12 +50,12 @@ def sharpness(frames: Tensor) -> Tensor:
 
 
 def repeated_tokens(grids: Tensor) -> Tensor:
-    """Return the share of tokens equal to the frame before's: (T, height, width) -> (T - 1,)."""
+    """Return the share of tokens equal to the previous frame's: (T, height, width) -> (T - 1,)."""
     return (grids[1:] == grids[:-1]).double().mean(dim=(1, 2))
 
 
 def distinct_tokens(grids: Tensor) -> Tensor:
-    """Return the share of different ids among a frame's tokens: (T, height, width) -> (T,)."""
+    """Return the share of distinct ids among a frame's tokens: (T, height, width) -> (T,)."""
     counts = [len(grid.unique()) for grid in grids]
     return torch.tensor(counts, dtype=torch.float64) / grids[0].numel()
 

@@ -1,4 +1,4 @@
-"""Layers of the decoder under LLaMA's names: norms, MLPs, attention, and its cache."""
+"""Layers of the decoder with LLaMA's names: norms, MLPs, attention, and its cache."""
 
 import itertools
 import math
@@ -33,7 +33,7 @@ class RMSNorm(nn.Module):
 
 
 class HeadNorm(nn.Module):
-    """LayerNorm over each head of (B, heads, L, head_dim), with parameters of its own for each."""
+    """LayerNorm over each head of (B, heads, L, head_dim), with parameters for each head."""
 
     def __init__(self, num_heads: int, head_dim: int, eps: float) -> None:
         super().__init__()
@@ -91,13 +91,13 @@ class GELU(nn.Module):
 
 
 def keep_lanes(hidden: Tensor, logits_to_keep: int | Tensor) -> Tensor:
-    """Return the last lanes of (B, L, size), 0 for all, or those that a tensor names."""
+    """Return the last lanes of (B, L, size), 0 for all, or those given by a tensor."""
     is_number = isinstance(logits_to_keep, int)
     return hidden[:, slice(-logits_to_keep, None) if is_number else logits_to_keep]
 
 
 def check_sizes(batch_size: int, num_slots: int, context: Tensor | None = None) -> None:
-    """Refuse a cache without rows or slots, and a context, which few models have."""
+    """Raise ValueError for a cache without rows or slots, and for a context if there is none."""
     refuse_context(context)
     if batch_size < 1 or num_slots < 1:
         raise ValueError(
@@ -124,7 +124,7 @@ Text = list[tuple[Tensor, Tensor]]
 
 
 class StaticKVCache:
-    """Keys and values, a pair of (S, num_kv_heads, num_slots, head_dim) buffers a layer."""
+    """Keys and values, a pair of (S, num_kv_heads, num_slots, D) buffers for each layer."""
 
     def __init__(
         self, config: ModelConfig, batch_size: int, num_slots: int, like: Tensor, text: Text | None
@@ -134,13 +134,13 @@ class StaticKVCache:
         if like.is_cpu:
             size = 2 * len(layers) * math.prod(shape) * like.itemsize
             check_cache_fits(size, batch_size, num_slots)
-        # zeros keep a masked slot from turning 0 * NaN into NaN
+        # zeros, as a masked slot with NaN would give 0 * NaN
         self.keys = [like.new_zeros(shape) for _ in layers]
         self.values = [like.new_zeros(shape) for _ in layers]
         self.text = text
 
     def text_of(self, first: int, count: int) -> Text | None:
-        """Return the text of sequences, which may be one of all."""
+        """Return the text of sequences, which may share one."""
         if self.text is None or len(self.text[0][0]) == 1:
             return self.text
         own = slice(first, first + count)
@@ -155,7 +155,7 @@ class StaticKVCache:
         keys: Tensor,
         values: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotate and store; return rotated queries, and all keys and values that may be seen."""
+        """Rotate and store; return rotated queries, and all visible keys and values."""
         of_keys, of_values = self.keys[layer], self.values[layer]
         if rotary is not None and lanes.store is not None:
             given = queries, keys, values, *rotary, lanes.slots
@@ -169,7 +169,7 @@ class StaticKVCache:
         return queries, of_keys[own, :, : lanes.num_slots], of_values[own, :, : lanes.num_slots]
 
     def renew(self, text: Text | None) -> bool:
-        """Zero the buffers in place and copy a text in; False where its shape is another one."""
+        """Zero the buffers in place and copy a text; False if its shape has changed."""
         theirs, own = (list(itertools.chain(*(each or ()))) for each in (text, self.text))
         if [tensor.shape for tensor in theirs] != [tensor.shape for tensor in own]:
             return False
@@ -181,7 +181,7 @@ class StaticKVCache:
 
 
 def rows_at(buffer: Tensor, slots: Tensor, first: int) -> Tensor:
-    """Return where slots (S', L) of sequences stand in a buffer (S, heads, slots, D), by (D,) rows.
+    """Return the flat row indices of slots (S', L) in a buffer (S, heads, slots, D), rows of (D,).
 
     (S' * heads * L,) int64, for keys and values (S', heads, L, D).
     """
@@ -191,35 +191,35 @@ def rows_at(buffer: Tensor, slots: Tensor, first: int) -> Tensor:
 
 
 def write_rows(buffer: Tensor, rows: Tensor, states: Tensor) -> None:
-    """Write keys or values (S', heads, L, D) to the rows of a buffer that `rows_at` returns."""
+    """Write keys or values (S', heads, L, D) to the rows of a buffer given by `rows_at`."""
     size = states.shape[-1]
     buffer.view(-1, size).index_copy_(0, rows, states.reshape(-1, size).to(buffer.dtype))
 
 
-# (queries, keys, values) -> (B, heads, L, D), as `attend` does under some mask
+# (queries, keys, values) -> (B, heads, L, D), like `attend` under some mask
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 # (queries, keys, values, cosines, sines, slots, key buffer, value buffer, first) -> rotated
-# queries; and keys and values are written to the slots, in one launch
+# queries; also writes keys and values to the slots, in one launch
 Store = Callable[..., Tensor]
 
 
 class Lanes(NamedTuple):
-    """Where a step's keys and values go in a cache, and what is read of it.
+    """Where a step's keys and values are written in a cache, and how much of it is read.
 
-    It holds no cache: torch.compile keeps what stands in a record that is made while it traces.
+    It does not hold the cache: torch.compile keeps contents of records made while tracing.
     """
 
     slots: Tensor  # (S', L) int64
-    rows: Tensor  # the same, as `rows_at`
-    first: int  # of the sequences
-    num_slots: int  # that are read
-    store: Store | None = None  # None: as PyTorch does
+    rows: Tensor  # as `rows_at`
+    first: int  # first sequence
+    num_slots: int  # number of slots read
+    store: Store | None = None  # None: PyTorch's operations
 
 
 def mask_in_parts(visible: Tensor, part: int = 256) -> Attend:
-    """Cut a mask (L, L) into groups of lanes, each up to the last lane that it sees.
+    """Split a mask (L, L) into groups of lanes, each up to the last lane that it sees.
 
-    PyTorch also multiplies what a mask forbids, which most of the lanes behind are.
+    PyTorch also multiplies masked positions, which most of the later lanes are.
     """
     groups = (rows[:, : int(rows.any(0).nonzero().max()) + 1] for rows in visible.split(part))
     return partial(_attend_by_parts, groups=tuple(group.contiguous() for group in groups))
@@ -238,7 +238,7 @@ def _attend_by_parts(
 def attend_in_blocks(
     queries: Tensor, keys: Tensor, values: Tensor, block_mask: BlockMask
 ) -> Tensor:
-    """Attend by FlexAttention, which has to be compiled to be fast."""
+    """Attend by FlexAttention, which must be compiled to be fast."""
     grouped = queries.shape[1] > keys.shape[1]
     return flex_attention(queries, keys, values, block_mask=block_mask, enable_gqa=grouped)  # pyright: ignore[reportReturnType]
 
@@ -265,7 +265,7 @@ class Attention(GroupedQueries):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, config.hidden_size)
         self.layer = layer
-        self.qkv_proj: nn.Module | None = None  # all three in one, after merge_linears
+        self.qkv_proj: nn.Module | None = None  # query, key and value in one, after merge_linears
 
     def forward(
         self,
@@ -324,7 +324,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None
         visible = visible[:, None]
     if group == 1:
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible)
-    # heads that share a key head become lanes of it: keys are read once, and every kernel takes it
+    # fold heads that share a key head into lanes: keys are read once, and every kernel supports it
     folded = queries.unflatten(1, (-1, group)).flatten(2, 3)  # (B, kv_heads, group * L, D)
     mask = torch.cat([visible] * group, -2)
     out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)

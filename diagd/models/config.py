@@ -1,7 +1,7 @@
-"""Shape and kind of a decoder: one frozen record for all families.
+"""Architecture of a decoder: one frozen record for all families.
 
-Field names are Hugging Face's without `num_hidden_`/`attention_` padding. Illegal values and
-combinations are refused when a record is built, so layers never check again.
+Field names are Hugging Face's without `num_hidden_`/`attention_` padding. Invalid values and
+combinations are rejected when a record is built, so layers do not check again.
 """
 
 import dataclasses
@@ -13,13 +13,13 @@ from typing import Any, Literal, get_args
 from diagd.checks import brief
 from diagd.decoding.schedule import FrameFormat
 
-_MAX_SIZE = 2**28  # a matrix of two such sizes can still be counted in 64 bits
-_MAX_NUMBER = 1e12  # what is computed from such numbers is finite in float32
+_MAX_SIZE = 2**28  # products of two such sizes fit in 64 bits
+_MAX_NUMBER = 1e12  # results computed from such numbers are finite in float32
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape and kind of one decoder; 3-D rotary positions are computed from its grid."""
+    """Architecture of one decoder; 3-D rotary positions are computed from its grid."""
 
     hidden_size: int  # width of the residual stream
     intermediate_size: int  # width inside the MLP
@@ -33,9 +33,9 @@ class ModelConfig:
     grid_height: int  # token rows of a frame
     grid_width: int  # token columns of a frame
     num_action_tokens: int = 0  # conditioning tokens of each generated frame, before it
-    num_seam_tokens: int = 0  # but for so many between the halves of its rows: of two cameras
+    num_seam_tokens: int = 0  # of them, those between the two halves of a frame's rows: two cameras
     prefix_length: int = 0  # tokens before the first frame (BOV, text)
-    extra_embeddings: int = 0  # rows beyond vocab_size: ids that are fed but never predicted
+    extra_embeddings: int = 0  # rows beyond vocab_size: input-only ids
     norm: Literal["rms", "layer"] = "rms"  # RMSNorm or LayerNorm
     norm_affine: bool = True  # norms inside the blocks have parameters (the final one always has)
     norm_eps: float = 1e-5  # added to the variance
@@ -43,20 +43,20 @@ class ModelConfig:
     mlp: Literal["swiglu", "gelu", "exact_gelu"] = "swiglu"
     bias: bool = False  # linear layers and layer norms have biases (the output layer has not)
     qk_norm: bool = False  # RMSNorm over head_dim on queries and keys, before the rotation
-    head_norm: bool = False  # a LayerNorm instead, each head with weights and biases of its own
+    head_norm: bool = False  # a LayerNorm instead, with weights and biases for each head
     # rotary of 1 to 3 dimensions (rotary.py), or a learned table
     position: Literal["rope", "rope2d", "rope3d", "learned"] = "rope"
     rope_theta: float = 10000.0  # base of the rotary frequencies
-    rope_step: float = 1.0  # radians a position, frame, row or column turns the fastest frequency
-    yarn_factor: float = 1.0  # YaRN stretch of 3-D rotary frequencies; 1 turns it off
+    rope_step: float = 1.0  # radians of the fastest frequency per position, frame, row or column
+    yarn_factor: float = 1.0  # YaRN stretch of 3-D rotary frequencies; 1: none
     yarn_frames: int = 3  # frames of the grid YaRN stretches from
     yarn_height: int = 40  # rows (and columns) of the grid YaRN stretches from
     tie_embeddings: bool = False  # the output layer is the embedding table
-    head_size: int = 0  # width of a layer with exact GELU before the output layer, both with biases
-    context_size: int = 0  # width of the text that every block attends to; 0: none (no text)
+    head_size: int = 0  # width of a GELU layer before the output layer, both with biases; 0: none
+    context_size: int = 0  # width of the text that blocks attend to; 0: no text
     position_table: bool = False  # a fixed (frame, row, column) table is added before every block
     sliding_window: int = 0  # positions that a token sees in sliding layers, its own included
-    sliding_layers: tuple[int, ...] = ()  # which these are, from 0 on; the others see everything
+    sliding_layers: tuple[int, ...] = ()  # indices of sliding layers; the others see everything
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -106,7 +106,7 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ModelConfig":
-        """Build a config from parsed JSON; fields that have a default may be absent."""
+        """Build a config from parsed JSON; fields with a default may be missing."""
         defaults = {field.name: field.default for field in dataclasses.fields(cls)}
         required = [name for name, one in defaults.items() if one is dataclasses.MISSING]
         wrong = {
@@ -120,18 +120,18 @@ class ModelConfig:
 
     @property
     def frames_held(self) -> int:
-        """Frames that fit into the context, with the actions between them."""
+        """Frames that fit in the context, with the actions between them."""
         slots = self.max_positions + self.num_leading - self.prefix_length
         return slots // (self.tokens_per_frame + self.num_action_tokens)
 
     @property
     def on_grid(self) -> bool:
-        """Whether positions stand for frames, rows and columns."""
+        """Whether positions are frames, rows and columns."""
         return self.position in ("rope2d", "rope3d") or self.position_table
 
     @property
     def is_llama(self) -> bool:
-        """Whether Hugging Face's LLaMA is the same, once it is told the rotary angles."""
+        """Whether Hugging Face's LLaMA computes the same, given the rotary angles."""
         is_one = (self.norm, self.mlp) == ("rms", "swiglu") and self.position != "learned"
         added = self.qk_norm, self.extra_embeddings, self.head_size, self.context_size
         return is_one and not any((*added, self.position_table, self.sliding_layers))
@@ -146,7 +146,7 @@ class ModelConfig:
         return self.num_action_tokens - self.num_seam_tokens
 
     @property
-    def prefix_ids(self) -> range:  # before the first frame (Cosmos' BOV); they follow all others
+    def prefix_ids(self) -> range:  # before the first frame (Cosmos' BOV), the last of all ids
         return range(self.vocab_size, self.vocab_size + self.prefix_length)
 
     @property

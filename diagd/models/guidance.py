@@ -1,4 +1,4 @@
-"""Prompts that the engine does not know of: those that guide, and one of vectors."""
+"""Prompts hidden from the engine: unconditional ones, and one of vectors."""
 
 import math
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ from diagd.decoding.visibility import Seen
 
 
 class GuidedModel(ModelWrapper[CausalModel]):
-    """A model steered away from what it would write after unconditional prompts.
+    """A model with classifier-free guidance.
 
-    Classifier-free guidance: logits = unconditional + scale * (conditional - unconditional). Each
-    prompt is a sequence of its own (see `Stream`), into which every token drawn is written. A
-    picture and a text make three: with both, with the picture, with neither.
+    logits = unconditional + scale * (conditional - unconditional). Each prompt has its own sequence
+    (see `Stream`), to which every sampled token is written. A picture and a text make three: with
+    both, with the picture, with neither.
 
     Args:
-        unconditional: (1, U) or (B, U) int64, or B of (U,), an empty or a negative prompt with the
+        unconditional: (1, U) or (B, U) int64, or B of (U,), an empty or negative prompt with the
             model's own image start; it replaces the first `prompt_length` (at least 1) tokens of
-            the engine's prompt. Of a list of several, each is steered away from by the one before.
-        prompt_length: one for each row where they differ.
-        scale: 1 is the model as it is; one for each unconditional prompt.
+            the engine's prompt. In a list of several, each is guided by the one before.
+        prompt_length: one, or one for each row.
+        scale: 1 is no guidance; one for each unconditional prompt.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class GuidedModel(ModelWrapper[CausalModel]):
         lengths = [prompt_length] if isinstance(prompt_length, int) else list(prompt_length)
         scales = tuple(scale) if isinstance(scale, Sequence) else (scale,)
         if (given := len(scales)) != len(others):
-            raise ValueError(f"expected a scale for each of {len(others)} prompts, got {given}")
+            raise ValueError(f"scale must be one for each of {len(others)} prompts, got {given}")
         for one in others:
             is_flat = isinstance(one, Tensor) and one.ndim != 2
             if is_flat or not len(one) or not all(row.numel() for row in one):
@@ -56,7 +56,7 @@ class GuidedModel(ModelWrapper[CausalModel]):
             given = [len(one[min(row, len(one) - 1)]) for one in others]
             if model.shape.on_grid and set(given) != {length}:
                 raise ValueError(
-                    "both prompts must be of one length for a model with positions on a grid, "
+                    "prompts must be of one length for a model with positions on a grid, "
                     f"got prompts of {length} and {max(given, key=length.__ne__)}"
                 )
         for one in scales:
@@ -71,7 +71,7 @@ class GuidedModel(ModelWrapper[CausalModel]):
 
     def prompts_of(self, prompt: Tensor, row: int, batch_size: int) -> list[Tensor]:
         if (given := len(self.prompt_lengths)) not in (1, batch_size):
-            raise ValueError(f"expected 1 or {batch_size} prompt lengths, got {given}")
+            raise ValueError(f"prompt_length must be 1 or {batch_size} numbers, got {given}")
         length = self.prompt_lengths[min(row, len(self.prompt_lengths) - 1)]
         rest, prompts = prompt[length:], [prompt]
         for other in self.others:
@@ -83,13 +83,13 @@ class GuidedModel(ModelWrapper[CausalModel]):
 
 
 class VectorPrompt(ModelWrapper[CausalModel]):
-    """A model that begins with vectors, the last of `num_places`; those before stay free.
+    """A model with a prompt of vectors, the last of `num_places`; earlier places are unused.
 
-    They are written into its table of embeddings, so kernels, number types and guidance read them
-    as they read ids, when a cache is made, which is to be prefilled before the next one.
+    They are written to its embedding table, so kernels, number types and guidance read them like
+    ids, when a cache is made, which must be prefilled before the next one is made.
 
     Args:
-        ids: (P,) int64, under which the vectors are fed.
+        ids: (P,) int64, ids under which the vectors are fed.
         vectors: (P, hidden_size).
     """
 

@@ -1,6 +1,6 @@
 """Causal language models of transformers behind the protocol, with a cache written by slot.
 
-The stock caches append, or write at a running index, so a model could be fed in one order only.
+The stock caches append, or write at a running index, so tokens could be fed in one order only.
 """
 
 import inspect
@@ -25,19 +25,19 @@ from diagd.models.config import ModelConfig
 from diagd.models.rotary import grid_coordinates
 from diagd.models.transformer import Transformer
 
-_MASKED_ATTENTION = ("eager", "sdpa")  # the implementations that honour a 4-D mask
-_SPATIAL = "mrope_section", "get_rope_index"  # of modules that place images in rows and columns
+_MASKED_ATTENTION = ("eager", "sdpa")  # implementations that support a 4-D mask
+_SPATIAL = "mrope_section", "get_rope_index"  # of modules that give images row and column positions
 _PROBE_TOKENS = 6
-_PROBE_TOLERANCE = 1e-2  # of the spread of the logits; half precision gets sqrt(eps) where larger
+_PROBE_TOLERANCE = 1e-2  # relative to the spread of the logits; half precision: sqrt(eps) if larger
 
 
 class SlotCacheLayer(StaticLayer):
     """Keys and values of one layer, each (S, heads, num_slots, D), allocated at the first step."""
 
-    slots: Tensor  # (S', L) int64, where the coming step writes
-    rows: dict[torch.device, Tensor]  # the same as `rows_at`, which all layers share
-    first = 0  # of its sequences
-    num_visible = 0  # how many slots it reads
+    slots: Tensor  # (S', L) int64, to write in the next step
+    rows: dict[torch.device, Tensor]  # `rows_at`, shared by all layers
+    first = 0  # first sequence
+    num_visible = 0  # number of slots read
 
     def __init__(self, num_slots: int, batch_size: int) -> None:
         super().__init__(num_slots)
@@ -53,7 +53,7 @@ class SlotCacheLayer(StaticLayer):
             self.lazy_initialization(*whole)
         assert self.keys is not None
         assert self.values is not None
-        device = self.keys.device  # layers may stand on several
+        device = self.keys.device  # layers may be on several devices
         if device not in self.rows:
             self.rows[device] = rows_at(self.keys, self.slots.to(device), self.first)
         write_rows(self.keys, self.rows[device], key_states)
@@ -62,19 +62,19 @@ class SlotCacheLayer(StaticLayer):
         return self.keys[own, :, : self.num_visible], self.values[own, :, : self.num_visible]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.num_visible, 0  # keys that attention sees, and the offset of the first
+        return self.num_visible, 0  # visible keys, and the offset of the first
 
     def get_seq_length(self) -> int:
         return self.num_visible
 
 
 class Vocabulary:
-    """How a class embeds ids and makes logits: as its forward does, unless in `VOCABULARIES`."""
+    """How a class embeds ids and computes logits: by its forward, unless in `VOCABULARIES`."""
 
-    first_valid = 0  # the logits of ids below are the least finite number
+    first_valid = 0  # the logits of lower ids are the least finite number
     image_range: tuple[int, int] | None = None  # low <= id < high
     image_start: int | None = None  # the id before an image
-    num_sizes = 0  # tokens that may stand between the image start and the image
+    num_sizes = 0  # maximum tokens between the image start and the image
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model: Any = model
@@ -85,7 +85,7 @@ class Vocabulary:
         return self.model(input_ids=tokens, logits_to_keep=logits_to_keep, **inputs).logits
 
 
-class ChameleonVocabulary(Vocabulary):  # its forward, which bans an image's ids, is by-passed
+class ChameleonVocabulary(Vocabulary):  # its forward masks an image's ids and is bypassed
     num_sizes = 2  # Lumina-mGPT's height and width
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -101,7 +101,7 @@ class ChameleonVocabulary(Vocabulary):  # its forward, which bans an image's ids
 
 
 class JanusVocabulary(Vocabulary):
-    """Text ids, then image ids; these have an embedding, an aligner and a head of their own."""
+    """Text ids, then image ids, which have their own embedding, aligner and head."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
@@ -119,7 +119,7 @@ class JanusVocabulary(Vocabulary):
         embedded = torch.where(is_image[..., None], image, text)
         hidden = self.model.model(inputs_embeds=embedded, **inputs).last_hidden_state
         logits = self.model.model.generation_head(keep_lanes(hidden, logits_to_keep))
-        # finite in float32 as well, since guidance takes the difference of two
+        # finite in float32 too, as guidance subtracts two of them
         never = max(torch.finfo(dtype).min for dtype in (logits.dtype, torch.float32))
         return functional.pad(logits, (self.num_text, 0), value=never)
 
@@ -131,36 +131,36 @@ class HuggingFaceModel(CausalModel):
     """A transformers causal language model that can be decoded out of order.
 
     Args:
-        model: as transformers 5 loads it, with `attn_implementation` eager or sdpa; it is put in
-            evaluation mode, and may be offloaded. What takes no position ids or mask, gives a
-            token several, carries a state from token to token, limits attention to a window, or
-            bans ids in its forward is a ValueError.
+        model: as loaded by transformers 5, with `attn_implementation` eager or sdpa; it is put in
+            evaluation mode, and may be offloaded. ValueError for models without position ids or
+            mask, with several positions per token, a recurrent state, windowed attention, or a
+            forward that masks ids.
     """
 
-    _num_columns = 0  # of the logits; not known before they are seen
+    _num_columns = 0  # of the logits; unknown until they are computed
 
     def __init__(self, model: PreTrainedModel) -> None:
         _check_model(model)
-        self.model = model.eval()  # else dropout would be active
-        self.config = model.config.get_text_config(decoder=True)  # of a multimodal model its LM's
+        self.model = model.eval()  # disables dropout
+        self.config = model.config.get_text_config(decoder=True)  # of multimodal models the LM's
         self.vocabulary = VOCABULARIES.get(model.config.model_type, Vocabulary)(model)
         self._cache_argument = cache_argument(model)
         self._longest = int(self.config.max_position_embeddings)
         rope = getattr(self.config, "rope_parameters", None) or {}
-        if rope.get("rope_type") == "longrope":  # beyond, all that was cached has to turn anew
+        if rope.get("rope_type") == "longrope":  # longer contexts rotate all cached keys anew
             self._longest = rope["original_max_position_embeddings"]
         self._num_columns = _check_order_does_not_matter(self)
 
     @property
     def shape(self) -> ModelShape:
-        # offloaded weights are nowhere until they are used, wherever the inputs are
+        # offloaded weights have no device until used, wherever the inputs are
         places = (weight.device for weight in self.model.parameters() if not weight.is_meta)
         device, ids = next(places, torch.device("cpu")), self.vocabulary.num_embeddings
         return ModelShape(self._num_columns, ids, self._longest, device)
 
     @property
     def image_range(self) -> tuple[int, int] | None:
-        """The ids of image tokens, for `valid_range`, where the class is known to have them."""
+        """The ids of image tokens, for `valid_range`, if known for the class."""
         return self.vocabulary.image_range
 
     @property
@@ -175,13 +175,13 @@ class HuggingFaceModel(CausalModel):
         if padding is not None and len(prompt) > 1 and (prompt == padding).any():
             raise ValueError(
                 f"prompt must be without padding, got id {padding}: prompts of unlike lengths are "
-                "a list, and a guidance pair is one row, its other half for diagd.GuidedModel"
+                "a list; of a guidance pair give one row, the other half to diagd.GuidedModel"
             )
         ends = prompt[:, -1 - num_sizes :] == start
         if start is not None and not context_frames and not ends.any(1).all():
             raise ValueError(
                 f"prompt must end with the image start, id {start}, "
-                f"got {prompt[:, -1:].flatten().tolist()}: all text stands before the image"
+                f"got {prompt[:, -1:].flatten().tolist()}: the text must precede the image"
             )
 
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Cache:
@@ -229,7 +229,7 @@ class HuggingFaceModel(CausalModel):
 
 
 def cache_argument(model: PreTrainedModel) -> str:
-    """Return the name of the cache among the arguments of forward: it changed in 5.24."""
+    """Return the name of forward's cache argument, which changed in 5.24."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
@@ -237,7 +237,7 @@ def _check_model(model: PreTrainedModel) -> None:
     name = type(model).__name__
     is_ours = isinstance(model, PreTrainedModel) and model.can_generate()
     if not is_ours or model.config.is_encoder_decoder:
-        raise ValueError(f"expected a transformers causal LM, got {name}")
+        raise ValueError(f"model must be a transformers causal LM, got {name}")
     config = model.config.get_text_config(decoder=True)
     needed = {"attention_mask", "position_ids", "logits_to_keep", cache_argument(model)}
     missing = sorted(needed - set(inspect.signature(model.forward).parameters))
@@ -253,10 +253,10 @@ def _check_model(model: PreTrainedModel) -> None:
     is_empty = any(weight.is_meta for weight in model.parameters())
     is_empty = is_empty and not any(hasattr(part, "_hf_hook") for part in parts)  # accelerate's
     for holds, problem in (
-        (model._is_stateful, "cannot be fed out of order: it carries a state from token to token"),
-        (missing, f"cannot be fed out of order: it takes no {', '.join(missing)}"),
+        (model._is_stateful, "cannot be fed out of order: it is recurrent"),
+        (missing, f"cannot be fed out of order: its forward has no {', '.join(missing)}"),
         (is_unbounded, "cannot be used: its config has no max_position_embeddings"),
-        (is_spatial, "cannot be used: it gives a token three positions (M-RoPE), not one"),
+        (is_spatial, "cannot be used: its tokens have three positions (M-RoPE), not one"),
         (
             kinds != {"full_attention"} or window > 0,
             "cannot be used: it needs full attention in every layer, "
@@ -264,10 +264,10 @@ def _check_model(model: PreTrainedModel) -> None:
         ),
         (
             attention not in _MASKED_ATTENTION,
-            f"must run {' or '.join(_MASKED_ATTENTION)} attention, which honours a 4-D mask, "
+            f"must run {' or '.join(_MASKED_ATTENTION)} attention, which supports a 4-D mask, "
             f"got {attention!r}",
         ),
-        (is_empty, "cannot be used: its weights are on the meta device, and nothing loads them"),
+        (is_empty, "cannot be used: its weights are on the meta device"),
     ):
         if holds:
             raise ValueError(f"{name} {problem}")
@@ -275,7 +275,7 @@ def _check_model(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def _check_order_does_not_matter(model: HuggingFaceModel) -> int:
-    """Feed a few tokens backwards through the cache; they must come out as in one plain pass.
+    """Feed a few tokens in reverse order through the cache, and compare with one plain pass.
 
     Returns the number of columns of the logits, which may be fewer than the embedding's rows.
     """
@@ -285,7 +285,7 @@ def _check_order_does_not_matter(model: HuggingFaceModel) -> int:
     first = model.vocabulary.first_valid
     expected = model.logits(tokens)[..., first:]
     if banned := (expected <= torch.finfo(model.dtype).min).any(1).sum().item():
-        raise ValueError(f"{name} cannot be used: its forward bans {banned} ids")
+        raise ValueError(f"{name} cannot be used: its forward masks {banned} ids")
     positions = torch.arange(_PROBE_TOKENS, device=model.device).view(2, half).flip(1)
     cache, logits = model.make_cache(1, _PROBE_TOKENS), torch.empty_like(expected)
     for lanes in positions:
@@ -299,7 +299,7 @@ def _check_order_does_not_matter(model: HuggingFaceModel) -> int:
     if error > max(_PROBE_TOLERANCE, torch.finfo(model.dtype).eps ** 0.5) * spread:
         raise ValueError(
             f"{name} cannot be fed out of order: it ignores the mask, the positions or the slots "
-            f"that it is given (its logits are {error / spread:.0%} off)"
+            f"(its logits are {error / spread:.0%} off)"
         )
     return first + expected.shape[-1]
 
@@ -336,9 +336,9 @@ def llama_config(config: ModelConfig) -> LlamaConfig:
 
 
 def llama_of(model: Transformer) -> LlamaForCausalLM:
-    """Copy the weights into a LlamaForCausalLM with the same logits, if the model is LLaMA-like."""
+    """Copy the weights to a LlamaForCausalLM with the same logits, if the model is LLaMA-like."""
     if not (config := model.config).is_llama:
-        raise ValueError("only LLaMA-like models have a Hugging Face LLaMA: use --baseline none")
+        raise ValueError("baseline hf needs a LLaMA-like model: use --baseline none")
     with torch.device("meta"):
         llama = LlamaForCausalLM(llama_config(config))
     llama.model.rotary_emb = _GivenRotary(model.model.rotary)  # pyright: ignore[reportAttributeAccessIssue]

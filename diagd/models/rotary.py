@@ -1,6 +1,6 @@
 """Rotary positions: one number, (row, column) or (frame, row, column).
 
-In 2-D, keys and queries of what stands in no row (prefix and actions) are zero, as in LlamaGen.
+In 2-D, keys and queries outside of rows (prefix and actions) are zero, as in LlamaGen.
 """
 
 import math
@@ -15,17 +15,17 @@ _YARN_BETAS = 1, 4  # slow and fast, the values of the released Cosmos configs
 
 
 def grid_coordinates(config: ModelConfig, positions: Tensor) -> Tensor | None:
-    """Return (3, ...) int64 frame, row, column of positions (...); None for a model on no grid.
+    """Return (3, ...) int64 frame, row, column of positions (...); None for a model without grid.
 
-    Action tokens are at row -1 of the frame they precede, their index being the column; the prefix
-    is at (0, 0, 0). In 2-D the first frame has actions, too, at (-1, -1, -1) as the prefix is.
+    Action tokens are at row -1 of the frame they precede, with their index as column; the prefix is
+    at (0, 0, 0). In 2-D the first frame has actions too, at (-1, -1, -1) like the prefix.
     """
     if not config.on_grid:
         return None
     actions, width = config.num_action_tokens, config.grid_width
     is_2d = config.position == "rope2d"
     first = config.prefix_length + (actions if is_2d else 0)
-    q = positions + actions - first  # as if the first frame had actions in any case
+    q = positions + actions - first  # as if the first frame always had actions
     frame, rest = q // (actions + config.tokens_per_frame), q % (actions + config.tokens_per_frame)
     cell = rest - actions
     is_action = cell < 0
@@ -36,7 +36,7 @@ def grid_coordinates(config: ModelConfig, positions: Tensor) -> Tensor | None:
 
 
 def rotary_frequencies(config: ModelConfig, size: int, original_extent: int) -> Tensor:
-    """Return (size / 2,) float32: rope_step * theta^(-2i/size), stretched by YaRN if asked for."""
+    """Return (size / 2,) float32: rope_step * theta^(-2i/size), stretched by YaRN if enabled."""
     exponents = torch.arange(0, size, 2, device="cpu").float() / size
     frequencies = config.rope_step * config.rope_theta**-exponents
     if config.yarn_factor == 1.0:
@@ -47,22 +47,22 @@ def rotary_frequencies(config: ModelConfig, size: int, original_extent: int) -> 
 
 
 def rotary_frequencies_3d(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """Return radians a frame, and radians a row or column."""
+    """Return radians per frame, and radians per row or column."""
     space_dim = config.head_dim // 6 * 2
     time = rotary_frequencies(config, config.head_dim - 2 * space_dim, config.yarn_frames)
     return time, rotary_frequencies(config, space_dim, config.yarn_height)
 
 
 class Waves(nn.Module):
-    """How fast waves turn, and by what."""
+    """Frequencies, and the coordinate that each one uses."""
 
     frequencies: Tensor  # (n,) float64, radians for each coordinate
-    axes: Tensor  # (n,) int64, which coordinate: the position, or frame, row or column
+    axes: Tensor  # (n,) int64, index of the coordinate: the position, or frame, row or column
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
         super().__init__()
         axes = [torch.full((len(part),), axis, device="cpu") for axis, part in enumerate(parts)]
-        # buffers, so that whoever shards a model over devices finds them as well
+        # buffers, so that code that shards a model finds them
         self.register_buffer("frequencies", torch.cat(list(parts)).double(), persistent=False)
         self.register_buffer("axes", torch.cat(axes), persistent=False)
 
@@ -98,7 +98,7 @@ class Rotary(Waves):
         if coordinates is None or self.config.position == "rope":
             coordinates = positions[None]
         coordinates = coordinates.movedim(0, -1)
-        # within max_positions float32 products, as in training; what whole multiples add in float64
+        # within max_positions float32 products, as in training; whole multiples of it in float64
         length = self.config.max_positions
         times = torch.div(coordinates, length, rounding_mode="trunc")
         within = (coordinates - times * length)[..., self.axes].float() * self.frequencies.float()
@@ -122,7 +122,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class PositionTable(Waves):
     """Sines and cosines of frame, row and column, added to the stream (Cosmos V2W), in bfloat16."""
 
-    order: Tensor  # (hidden_size,) int64: sines, then cosines of a coordinate, then the next one's
+    order: Tensor  # (hidden_size,) int64: sines, then cosines, coordinate by coordinate
 
     def __init__(self, config: ModelConfig) -> None:
         space_dim = config.hidden_size // 6 * 2

@@ -1,4 +1,4 @@
-"""The decoder that all families share: embedding, blocks, final norm and output layer."""
+"""The decoder of all families: embedding, blocks, final norm and output layer."""
 
 import math
 from functools import partial
@@ -31,7 +31,7 @@ from diagd.models.attention import (
 from diagd.models.config import ModelConfig
 from diagd.models.rotary import PositionTable, Rotary, grid_coordinates
 
-Attends = tuple[Attend, Attend]  # in layers that see everything, and in those that slide
+Attends = tuple[Attend, Attend]  # in layers that see everything, and in sliding ones
 
 
 class Block(nn.Module):
@@ -68,7 +68,7 @@ def _embedding(rows: int, size: int) -> nn.Embedding:
 
 
 class DecoderStack(nn.Module):
-    """Embedding, blocks and final norm, under the names that weights have; it is not called."""
+    """Embedding, blocks and final norm, named like the weights; not called itself."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ _INIT_STD = 0.02
 class Transformer(
     nn.Module, PyTorchModelHubMixin, CausalModel, library_name="diagd", tags=["video"]
 ):
-    """Decoder-only transformer of a `ModelConfig`; `push_to_hub` publishes it in our own format."""
+    """Decoder-only transformer of a `ModelConfig`; `push_to_hub` publishes it in our format."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Transformer(
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> "Transformer":
-        """Build a model with seeded random weights, which repeat on one kind of device.
+        """Build a model with seeded random weights, reproducible on one kind of device.
 
         Matrices that write to the residual stream are smaller; norms are one, biases zero.
         """
@@ -176,11 +176,11 @@ class Transformer(
         """Run a decoding step (see `CausalModel.forward`), or the plain model without a cache.
 
         Args:
-            positions: without a cache, None means 0 .. L-1.
-            text: without a cache, the input of cross-attention, of which a cache holds its own.
-            attends: what attends, in layers that see everything and in sliding ones, in place of
-                `attend` under the masks of `seen`, or without a cache causally.
-            store: what rotates a step's queries and keys, and stores keys and values.
+                positions: without a cache, None means 0 .. L-1.
+                text: without a cache, the input of cross-attention; a cache holds its own.
+                attends: attention functions, for layers that see everything and for sliding ones,
+                    instead of `attend` under the masks of `seen`, or without a cache causally.
+                store: function that rotates a step's queries and keys, and stores keys and values.
         """
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
@@ -189,7 +189,7 @@ class Transformer(
         lanes = None
         if cache is not None:
             if slots is None or seen is None:
-                raise ValueError("a cache needs slots and seen, got None")
+                raise ValueError("slots and seen must be given with a cache, got None")
             slots, text = slots.expand(tokens.shape), cache.text_of(first, len(tokens))
             rows = rows_at(cache.keys[0], slots, first)
             lanes = Lanes(slots, rows, first, seen.shape[1], store)
@@ -234,7 +234,7 @@ class Transformer(
         """Run the model without a cache, differentiably, on tokens (B, N): (B, N, vocab_size).
 
         Args:
-            context: (1 or B, M, context_size), the text that a model with cross-attention needs.
+            context: (1 or B, M, context_size), text of a model with cross-attention.
             positions: (N,) int64; None means 0 .. N-1, below max_positions.
             visible: (N, N) bool, True = may attend; None means causal.
         """

@@ -3,8 +3,8 @@
 diagd convert Cosmos-Predict1-4B/model.pt cosmos-4b
 diagd convert WHAM_200M.ckpt wham-200m
 
-Weights keep their type and are copied one tensor at a time, so 24 GB need no 24 GB of memory. What
-makes a world of a model (tokenizer, actions) comes along where the checkpoint holds it.
+Weights keep their type and are copied one tensor at a time, so 24 GB do not need 24 GB of memory.
+Tokenizer and actions are copied if the checkpoint has them.
 """
 
 from dataclasses import asdict
@@ -18,7 +18,7 @@ from diagd.system import only_writer
 
 
 def main(options: ConvertOptions) -> dict[str, Any]:
-    """Recognise a checkpoint, write it under our names, and report what it was."""
+    """Detect a checkpoint's format, write it in ours, and report what it was."""
     if (options.target / WEIGHTS_FILE).exists() and not options.force:
         raise ValueError(f"{options.target} holds a checkpoint already: give --force to replace it")
     found = find_model(options.source, options.config)

@@ -7,7 +7,7 @@ diagd generate --model WHAM_200M.ckpt --prompt clip.npz
 diagd generate --model Cosmos-Predict1-4B --tokenizer DV8x16x16-720p
 diagd generate --model c2i_B_256.pt --actions "class 207" --out dog.png
 diagd generate --model BAAI/Emu3-Gen-hf --text "a red house"  # dream.png
-diagd generate --prompts clips --out dreams --workers 2   # one for each
+diagd generate --prompts clips --out dreams --workers 2   # one per clip
 """
 
 import time
@@ -42,16 +42,16 @@ from diagd.system import fingerprint, only_writer, provenance, refuse_other_run
 from diagd.tokenizers.text import encode_text, read_embedding
 from diagd.workers import do_tasks
 
-# Paths, whose files may have moved; of a model its contents count.
+# Paths are not compared, as files may move; a model is compared by its contents.
 _MAY_DIFFER = {"model", "config", "tokenizer", "text_encoder", "text_embedding"}
 
 
-# how it was made (JSON types), its context and new frames, and their rate
+# how a video was made (JSON types), its context and new frames, and their rate
 Made = tuple[dict[str, Any], Tensor, float]
 
 
 class PromptWorker:
-    """A world that goes on from prompts, some at once, as options say."""
+    """A world that continues prompts, several at once, with the given options."""
 
     def __init__(self, options: GenerateOptions) -> None:
         self.options, self.device = options, device_of(options.device)
@@ -74,14 +74,14 @@ class PromptWorker:
             tokenizer=options.tokenizer,
         )
         self.makes_pictures = not world.defaults.context_frames and self.num_frames == 1
-        world.check(self.strategy, self.sampling)  # before anything ran in vain
+        world.check(self.strategy, self.sampling)  # before any work
         world.num_grids(self.num_frames)
         if options.context_frames and not world.defaults.context_frames:
-            raise ValueError("this model makes images without a prompt: leave context_frames out")
+            raise ValueError("context_frames must be left out: this model takes no prompt")
         self._folder, self._provenance = WorldSource(options.model).folder, provenance(self.device)
         self._text = self._read_text()
         if options.images > 1 and not self.makes_pictures:
-            raise ValueError("images is for a model that makes single images: leave it out")
+            raise ValueError("images must be left out: this model generates videos")
 
     def _read_text(self) -> str | Tensor | None:
         options, size = self.options, self.world.config.context_size
@@ -89,16 +89,16 @@ class PromptWorker:
         if self.world.text is not None:
             if (encoder, embedding) != (None, None):
                 raise ValueError(
-                    "this model has a text tokenizer of its own: leave text_encoder and "
-                    "text_embedding out"
+                    "text_encoder and text_embedding must be left out: this model has its own text "
+                    "tokenizer"
                 )
             if text is None:
                 hint = 'give --text, such as "a house"'
-                raise ValueError(f"this model makes images from texts: {hint}")
+                raise ValueError(f"this model generates images from text: {hint}")
             return text
         if not size:
             if (text, encoder, embedding) != (None, None, None):
-                raise ValueError("this model reads no text")
+                raise ValueError("this model takes no text")
             return None
         if embedding is not None:
             states = read_embedding(embedding)
@@ -106,15 +106,15 @@ class PromptWorker:
             states = encode_text(text, encoder)
         else:
             raise ValueError(
-                "this model reads a text: give --text with --text-encoder FOLDER (T5), "
+                "this model needs a text: give --text with --text-encoder FOLDER (T5), "
                 "or --text-embedding FILE"
             )
         if states.shape[2] != size:
-            raise ValueError(f"the model reads a text of width {size}, got {states.shape[2]}")
+            raise ValueError(f"text embeddings must have width {size}, got {states.shape[2]}")
         return states.to(self.device)
 
     def _read_actions(self, asked: str | None, codec: ActionCodec | None) -> list[str]:
-        """Read actions from a jsonl file, or from text whose last one goes on to the end."""
+        """Read actions from a jsonl file, or a string, whose last action repeats to the end."""
         wanted = self.num_frames
         if asked is None:
             return []
@@ -125,23 +125,23 @@ class PromptWorker:
         actions = parse_actions(asked, codec)
         if 1 < (given := len(actions)) < wanted:
             self._notes.append(
-                f"{given} actions for {wanted} frames: {actions[-1]!r} goes on to the end"
+                f"{given} actions for {wanted} frames: {actions[-1]!r} repeats to the end"
             )
         return self._one_a_frame(actions + actions[-1:] * (wanted - given))
 
     def _one_a_frame(self, actions: list[str]) -> list[str]:
         wanted, given = self.num_frames, len(actions)
         if given != wanted:
-            hint = f": --frames {given} makes as many" if self.options.frames is None else ""
-            raise ValueError(f"expected {wanted} actions (one a frame), got {given}{hint}")
+            hint = f": use --frames {given}" if self.options.frames is None else ""
+            raise ValueError(f"expected {wanted} actions (one per frame), got {given}{hint}")
         return actions
 
     def read(self, path: Path | None = None) -> Prompt:
-        """Read a prompt, by default the world's own, with one coming action for each frame."""
+        """Read a prompt, by default the world's own, with one action for each new frame."""
         folder, codec = self._folder, self.world.vocabulary
         own = folder / "prompt.mp4" if self.world.defaults.context_frames else None
         if path is None and own and not own.is_file():
-            raise FileNotFoundError(f"no {own} to go on from: give --prompt")
+            raise FileNotFoundError(f"prompt not found: {own}, give --prompt")
         given = self.options.context_frames
         prompt = self.world.read_prompt(
             path or own, context_frames=given, num_frames=self.num_frames
@@ -153,7 +153,7 @@ class PromptWorker:
         if codec is not None and not actions:
             walk, hint = folder / "walk.jsonl", f"{codec.names[-1]}*{self.num_frames}"
             if not walk.is_file():
-                raise FileNotFoundError(f"no {walk} to follow: give --actions, such as {hint}")
+                raise FileNotFoundError(f"actions not found: {walk}, give --actions {hint}")
             actions = list(islice(cycle(read_actions(walk, codec)), self.num_frames))
         if codec is not None:
             self._one_a_frame(actions)
@@ -167,7 +167,7 @@ class PromptWorker:
         seed: int,
         on_frame: Callable[[int], object] | None = None,
     ) -> GeneratedVideo:
-        """Generate a video, or so many images as if they were its frames."""
+        """Generate a video, or several images in place of its frames."""
         actions = prompt.coming_actions[:num_frames] if self.world.vocabulary else None
         count = self.options.images
         made = self.world.generate(
@@ -185,7 +185,7 @@ class PromptWorker:
         return replace(made[0], **whole)
 
     def __call__(self, paths: Sequence[Path]) -> list[Made | ValueError]:
-        """Continue prompts, decoded at once; what is wrong with one is no matter of the others'."""
+        """Continue prompts as one batch; an error in one does not affect the others."""
         started, made = time.perf_counter(), dict[Path, Made | ValueError]()
         prompts, seeds = dict[Path, Prompt](), list[int]()
         for path in paths:
@@ -210,8 +210,8 @@ class PromptWorker:
                 "actions": prompt.coming_actions,
                 "notes": prompt.notes,
                 "batch_size": len(prompts),
-                "stats": asdict(video.stats),  # of all of these, as are the seconds
-                "wall_seconds": time.perf_counter() - started,  # with tokenizing and painting
+                "stats": asdict(video.stats),  # of the whole batch, as are the seconds
+                "wall_seconds": time.perf_counter() - started,  # with tokenizing and detokenizing
                 "finished": datetime.now(UTC).isoformat(timespec="seconds"),
                 "dtype": self.world.dtype,
                 "backend": self.world.backend,
@@ -235,10 +235,10 @@ class PromptWorker:
 
 
 def _continue_many(options: GenerateOptions, prompts: Path, out: Path) -> dict[str, Any]:
-    """Make the videos that are not there yet; a prompt is done that has NAME.mp4 and NAME.json."""
+    """Generate missing videos; a prompt is done if NAME.mp4 and NAME.json exist."""
     (paths, others), console = find_prompts(prompts), make_console()
     if out.resolve() == prompts.resolve():
-        raise ValueError(f"out must be another folder than the prompts', got {out}")
+        raise ValueError(f"out must not be the folder of prompts, got {out}")
     settings = _settings(options)
     failed: dict[str, str] = {}
     with only_writer(out):
@@ -251,15 +251,15 @@ def _continue_many(options: GenerateOptions, prompts: Path, out: Path) -> dict[s
         for path, made in track(_one_by_one(results), "prompts", len(paths), num_done):
             if isinstance(made, ValueError):
                 failed[path.name] = str(made)
-            else:  # the video, then the file that says it is there
+            else:  # the video first, then the file that marks it as done
                 record, frames, fps = made
                 save_frames(out / f"{path.stem}.mp4", frames, fps)
                 write_json(out / f"{path.stem}.json", {**record, "settings": settings}, indent=1)
     generated = len(missing) - len(failed)
-    before = f", {num_done} were there before" if num_done else ""
+    before = f", {num_done} existed before" if num_done else ""
     console.print(f"{generated} videos written to {out}{before}")
     if failed:
-        console.print(f"prompts without a video: {len(failed)}")
+        console.print(f"failed prompts: {len(failed)}")
     for name, why in failed.items():
         console.print(f"  {name}: {why}")
     note_left_out(prompts, others, console.print)
@@ -274,20 +274,20 @@ def _one_by_one(
 
 
 def find_prompts(folder: Path) -> tuple[list[Path], list[Path]]:
-    """List the videos, pictures and recordings of a folder, and other files, by name.
+    """List the videos, pictures and recordings of a folder, and its other files, by name.
 
-    Not those of its subfolders.
+    Subfolders are not searched.
     """
     if folder.is_file():
         raise ValueError(
-            f"prompts must be a folder of clips, got the file {folder}: an image is made of one "
-            "--text or class, those of a file by diagd evaluate"
+            f"prompts must be a folder of clips, got the file {folder}: for one image give --text "
+            "or a class, for a file of them run diagd evaluate"
         )
     paths: dict[str, Path] = {}
     found, others = list_files(folder, "folder of prompts", prompt_suffixes())
     for path in found:
         if path.stem in paths:
-            raise ValueError(f"two prompts have one name: {paths[path.stem]} and {path}")
+            raise ValueError(f"names of prompts must differ, got {paths[path.stem]} and {path}")
         paths[path.stem] = path
     if not paths:
         raise FileNotFoundError(f"no prompts ({', '.join(prompt_suffixes())}) in {folder}")
@@ -301,24 +301,24 @@ def _settings(options: GenerateOptions) -> dict[str, Any]:
 
 
 def _decided(options: GenerateOptions, before: list[dict[str, Any] | None]) -> GenerateOptions:
-    """Decide for all workers what `auto` is: what it was for the videos that are there."""
+    """Resolve `auto` once for all workers, as in the videos that exist."""
     known: dict[str, Any] = next((record for record in before if record), {})
     decided = known.get("dtype", options.dtype), known.get("backend", options.backend)
     device = torch.device(options.device)
-    if device.type == "cpu" or torch.cuda.is_available():  # else workers of a cluster have one
+    if device.type == "cpu" or torch.cuda.is_available():  # otherwise the cluster's workers have it
         decided = decide(options.model, device, *decided, options.config)
     return replace(options, dtype=decided[0], backend=decided[1])
 
 
 def _read_record(name: str, out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """Read how a prompt's video was made, if it is there; ValueError for one of other settings."""
+    """Read the record of a prompt's video, if it exists; ValueError if its settings differ."""
     if not (path := out / f"{name}.json").is_file():
         return None
     try:
         record = read_json_object(path)
         before = {name: record["settings"][name] for name in settings if name not in _MAY_DIFFER}
     except (ValueError, LookupError, TypeError):
-        raise ValueError(f"{path}: expected what diagd generate writes beside a video") from None
+        raise ValueError(f"{path}: expected a record that diagd generate wrote") from None
     refuse_other_run(f"{path} was made with", before, settings)
     return record if (out / f"{name}.mp4").is_file() else None
 
@@ -367,7 +367,7 @@ def main(options: GenerateOptions) -> dict[str, Any]:
         )
         console.print(
             f"note: the model looks back {seen - 1} frames, so later frames did not see the first "
-            "ones (normal for this model)"
+            "ones (expected for this model)"
         )
     console.print(f"wrote {' and '.join(map(str, written))}")
     return {
@@ -381,12 +381,12 @@ def main(options: GenerateOptions) -> dict[str, Any]:
 def _run(
     worker: PromptWorker, prompt: Prompt, console: Console, title: str
 ) -> list[tuple[Strategy, GeneratedVideo]]:
-    """Generate the video, after a sample and some frames in raster order to compare with."""
+    """Generate the video, after a warm-up and some frames in raster order for comparison."""
     options, num_frames, strategy = worker.options, worker.num_frames, worker.strategy
 
     def generate(strategy: Strategy, count: int) -> GeneratedVideo:
         what = f"generating {count} frames, {strategy}"
-        if count == step:  # which come at once
+        if count == step:  # decoded together
             with waiting(what):
                 return worker.generate(prompt, count, strategy, options.seed)
         with progress(what, count) as job:
@@ -401,7 +401,7 @@ def _run(
     runs: list[tuple[Strategy, GeneratedVideo]] = []
     size = min(timed, num_frames - step) or step
     if size < num_frames:
-        generate(strategy, step)  # warms up
+        generate(strategy, step)  # warm-up
         sample = generate(strategy, size)
         seconds = sample.stats.seconds * num_frames / size
         expected = f"about {duration(seconds)} here" if seconds >= 1 else "under a second"
@@ -416,7 +416,7 @@ def _run(
 def _write(
     output: Path, prompt: Prompt, videos: list[GeneratedVideo], is_picture: bool
 ) -> list[Path]:
-    """Write the prompt followed by what was generated, or each image; runs stand side by side."""
+    """Write the prompt followed by the generated frames, or each image; runs side by side."""
     if is_picture:
         images = torch.cat([video.frames for video in videos], dim=2)
         numbers = [f"-{i}" for i in range(len(images))] if len(images) > 1 else [""]
@@ -433,12 +433,12 @@ def _write(
 
 
 def _report(runs: list[tuple[Strategy, GeneratedVideo]]) -> list[dict[str, Any]]:
-    """Return one record a run; speeds are over the first one, where that has as many frames."""
+    """Return a record per run; speedups are over the first one, if of the same length."""
     (_, first), report = runs[0], []
     for strategy, video in runs:
         seconds, num_frames = video.stats.seconds, len(video.frames)
         row = {"strategy": strategy.name, **asdict(video.stats), "num_frames": num_frames}
-        row["frames_per_second"] = num_frames / seconds  # a grid may be several
+        row["frames_per_second"] = num_frames / seconds  # a grid may hold several frames
         equal_work = num_frames == len(first.frames)
         row["speedup"] = first.stats.seconds / seconds if equal_work else None
         if report:

@@ -52,8 +52,8 @@ class GeneratedVideo:
 
     Attributes:
         frames: (T, H_px, W_px, 3) uint8 RGB, the generated frames only.
-        tokens: (T, height, width) int64; of Emu3 the last column ends rows.
-        stats: what decoding took, of the whole batch where there was one; tokenizing is not in it.
+        tokens: (T, height, width) int64; for Emu3 the last column holds row ends.
+        stats: cost of decoding, for the whole batch if there was one, without tokenizing.
         fps: frames per second, the prompt's or else the model's.
     """
 
@@ -87,15 +87,15 @@ class VideoGenerator:
 
     Attributes:
         model: predicts tokens.
-        config: shape of the model; the grid of a frame above all.
+        config: architecture of the model, including the token grid of a frame.
         tokenizer: turns frames into grids of tokens and back.
-        vocabulary: the actions that there are; None for a model without.
-        defaults: how its makers use it, where nothing else is asked for.
-        source: where it was read from, if it was; only such a world can be saved.
-        dtype, backend: names under which the model's numbers, and what runs it, are shown.
-        remembers: frames that the model sees at most, unless its context has more; by default as
-            its defaults say; None is all that it holds.
-        text: turns texts into prompts, of a model that makes an image from each; else None.
+        vocabulary: the available actions; None if the model takes none.
+        defaults: generation settings of the model's authors.
+        source: where the world was loaded from; None if it was not, and then it cannot be saved.
+        dtype, backend: names of the weight type and the execution backend, for display.
+        remembers: maximum number of frames that the model sees, unless its context has more; by
+            default that of `defaults`; None: as many as it holds.
+        text: tokenizer of texts for a text-to-image model; else None.
     """
 
     model: CausalModel
@@ -131,16 +131,17 @@ class VideoGenerator:
         Args:
             name_or_path: a bundled model, a folder of ours, a released checkpoint, or `user/name`
                 on the Hugging Face Hub, which is downloaded once.
-            device: where the weights are, such as `cpu` or `cuda`.
-            dtype: of the weights, a dtype of torch or a name: `auto` is what is faster here,
-                float32 or bfloat16, `fastest` may be int8, too, and `int8` rounds them to 8 bits
-                (as the argument of that name does). The same numbers everywhere: `float32`.
-            backend: what runs the model (see `diagd.backends.prepare.prepare`).
-            config, tokenizer: a config file and a tokenizer folder, where they are not with the
-                checkpoint (see `diagd.pipeline.world_folder.load_parts`).
+                device: device of the weights, such as `cpu` or `cuda`.
+                dtype: type of the weights, a dtype of torch or a name: `auto` chooses the faster
+                    one of float32 and bfloat16 here, `fastest` may choose int8 as well, `int8`
+                    quantizes to 8 bits (as `prepare` does). `float32` gives the same numbers on all
+                    machines.
+                backend: execution backend (see `diagd.backends.prepare.prepare`).
+                config, tokenizer: config file and tokenizer folder, if not part of the checkpoint
+                    (see `diagd.pipeline.world_folder.load_parts`).
 
         Raises:
-            FileNotFoundError, ValueError: something is missing or damaged (named).
+            FileNotFoundError, ValueError: a part is missing or damaged; the message names it.
         """
         if int8 and dtype in ("auto", "fastest"):
             dtype = "int8"
@@ -155,27 +156,27 @@ class VideoGenerator:
         return cls(model, shape, *kept, source, used, chosen, text=parts.text)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the whole world, as it was read, into a folder that `from_pretrained` loads.
+        """Write the world, as it was loaded, to a folder that `from_pretrained` loads.
 
-        Weights and tokenizer are copied to the bit, whatever dtype and backend they run in here,
-        with actions, defaults, prompt and scenes; a model card is added where there is none.
-        ValueError if the world was not read from anywhere, or from this `folder`; FileNotFoundError
-        if that has gone.
+        Weights and tokenizer are copied bit for bit, whatever dtype and backend are in use here,
+        with actions, defaults, prompt and scenes; a model card is added if there is none.
+        ValueError if the world was not loaded from files, or from this very `folder`;
+        FileNotFoundError if those files are gone.
         """
         save_world(self.source, Path(folder), self.frame_size_px)
 
     def push_to_hub(
         self, repository: str, *, private: bool | None = None, token: str | None = None
     ) -> str:
-        """Upload what `save_pretrained` writes to the Hugging Face Hub; return the address there.
+        """Upload the files of `save_pretrained` to the Hugging Face Hub; return the URL.
 
         Args:
-            repository: `user/name`; made if there is none.
-            private: who sees a new repository; the account's setting by default.
-            token: an access token that may write; by default that of `hf auth login`.
+            repository: `user/name`; created if missing.
+            private: visibility of a new repository; default: the account's setting.
+            token: access token with write permission; default: that of `hf auth login`.
 
         Raises:
-            ValueError: the world was not read from anywhere, or no name of a repository.
+            ValueError: the world was not loaded from files, or `repository` is not a valid name.
             OSError: the Hub refuses or cannot be reached.
         """
         if not is_repository(repository):
@@ -212,36 +213,37 @@ class VideoGenerator:
         on_frame: Callable[[int], object] | None = None,
         on_step: Callable[[int], object] | None = None,
     ) -> GeneratedVideo | list[GeneratedVideo]:
-        """Go on from a clip, or from each clip of a batch, all of which are decoded at once.
+        """Continue a clip, or each clip of a batch, decoded together.
 
-        What is done that nobody asked for (pictures fitted, the idle action put between frames) is
-        logged, a line each; a picture unlike all that the world has learned is a warning.
+        Implicit changes (resized pictures, the idle action inserted between frames) are logged, a
+        line each; a picture unlike the model's training data is a warning.
 
         Args:
-            frames: the context: a path, of whose frames the last ones are seen; or pictures, all of
-                which are seen, fitted to `frame_size_px`: (m, H_px, W_px, 3) or (H_px, W_px, 3)
-                uint8 RGB, an array, a tensor, a picture of PIL or a list of pictures; or what
-                `read_prompt` returned. A list of clips is a batch, whatever their lengths. None for
-                a model of images; `[None] * 4` makes four of them at once.
-            actions: one for each generated frame, that leads to it: a string such as
-                `forward*8,left*4`, whose last action goes on if there are too few, or names, or
-                (T,) integers, their places in `vocabulary.names`. For a batch a list of these.
-            num_frames: frames to generate; by default one for each action, or the model's number.
-            strategy: how to decode, by name (see `diagd.decoding.strategies`) or as a value.
-            context_actions: the m - 1 actions between the context frames, in any form of `actions`;
-                by default those in the jsonl file beside a path, or else the idle action.
-            sampling: how tokens are drawn, the model's own way by default; always visual ids only.
-            seed: of the draws, 64 bits; row b of a batch uses seed + b, or its own of a list.
-            text: what an image shows, for models that make images from texts; a list has one for
-                each of a batch. For video models that read a text, (1, M, size) states of a text
-                encoder; (B, M, size) for a batch.
-            guidance: how closely images keep to their class or text, 1 being the model as it is;
-                by default what its makers use.
-            on_frame: called with how many frames have been decoded, whenever there are more.
-            on_step: called after each step of the model with how many there were.
+                frames: the context: a path, of which the last frames are used; or pictures, all of
+                    them used, fitted to `frame_size_px`: (m, H_px, W_px, 3) or (H_px, W_px, 3)
+                    uint8 RGB, an array, a tensor, a PIL image or a list of pictures; or the result
+                    of `read_prompt`. A list of clips is a batch; lengths may differ. None for an
+                    image model; `[None] * 4` generates four images at once.
+                actions: one for each generated frame, leading to it: a string such as
+                    `forward*8,left*4`, whose last action repeats if there are too few, or names, or
+                    (T,) integers, indices into `vocabulary.names`. For a batch a list of these.
+                num_frames: frames to generate; default: one for each action, or the model's number.
+                strategy: decoding strategy, by name (see `diagd.decoding.strategies`) or as a
+                value.
+                context_actions: the m - 1 actions between the context frames, in any form of
+                    `actions`; default: those in the jsonl file beside a path, or else the idle
+                    action.
+                sampling: sampling options, default: the model's own; always limited to visual ids.
+                seed: of the draws, 64 bits; row b of a batch uses seed + b, or its own of a list.
+                text: what an image shows, for text-to-image models; a list has one for each of a
+                    batch. For video models with text, (1, M, size) states of a text encoder, or (B,
+                    M, size) for a batch.
+                guidance: classifier-free guidance scale, 1 for none; default: the model's own.
+                on_frame: called with the number of decoded frames whenever it grows.
+                on_step: called after each step with the number of steps so far.
 
         Returns:
-            A video; for a batch a list of videos, each as it would be alone.
+            A video; for a batch a list of videos, each the same as if generated alone.
 
         Raises:
             FileNotFoundError, ValueError: frames, actions or a strategy that do not fit.
@@ -259,17 +261,17 @@ class VideoGenerator:
             contexts = [picture[:0] for picture in contexts]
             tokens = [one.prompt[0] for one in said]
         num_context = [len(grids) for grids in contexts]
-        # grids of several frames are painted behind the first one, which may not leave the context
+        # grids of several frames are decoded after the first one, which must stay in the context
         needs_first, held = self.tokenizer.temporal_compression > 1, self.config.frames_held
         for prompt, count in zip(prompts, num_context, strict=True):
             if needs_first and count + num_grids > held:
                 raise ValueError(
-                    f"{len(prompt.frames)} frames and {num_frames} to come are "
+                    f"context too small: {len(prompt.frames)} frames and {num_frames} new ones are "
                     f"{count + num_grids} grids, the model holds {held}"
                 )
         max_slots, keep_frames = self._windows(num_context)
         model = self.guided(guidance, said)
-        read = [isinstance(clip, Prompt) for clip, *_ in rows]  # by one who has their notes
+        read = [isinstance(clip, Prompt) for clip, *_ in rows]  # already read, with its notes
         own = [one.frames for one, known in zip(prompts, read, strict=True) if not known]
         self.warn_of_foreign(own)
         out = generate_tokens(
@@ -298,25 +300,25 @@ class VideoGenerator:
     def read_text(
         self, text: str | Tensor | None, pictures: Tensor | None = None
     ) -> TextIds | None:
-        """Return the prompts that a text is, behind each of some pictures (B, height, width).
+        """Return the prompts of a text, one behind each of the pictures (B, height, width).
 
-        None for a model that makes no images from texts.
+        None if the model is not a text-to-image model.
         """
         if self.text is None:
             if isinstance(text, str):
-                reads = "states of a text encoder" if self.config.context_size else "no text"
-                raise ValueError(f"this model reads {reads}, got text={text[:20]!r}")
+                reads = "text-encoder states" if self.config.context_size else "no text"
+                raise ValueError(f"this model takes {reads}, got text={text[:20]!r}")
             return None
         if not isinstance(text, str) or not text.strip():
             got = repr(text) if text is None or isinstance(text, str) else type(text).__name__
-            raise ValueError(f"this model makes images from texts: expected a text, got {got}")
+            raise ValueError(f"text must be a non-empty string for this model, got {got}")
         if pictures is None or not len(pictures):
             ids = self.text(text)
         else:
             ids = self.text.with_pictures(pictures.cpu(), text)
         taken, held = ids.prompt.shape[1] + self.height * self.width, self.config.max_positions
         if taken > held:
-            raise ValueError(f"text and image take {taken} tokens, the model holds {held}")
+            raise ValueError(f"text and image need {taken} tokens, the model holds {held}")
         device = self.model.device
         return ids._replace(
             prompt=ids.prompt.to(device), unconditional=ids.unconditional.to(device)
@@ -325,28 +327,28 @@ class VideoGenerator:
     def _read_texts(
         self, text: str | list[str] | Tensor | None, pictures: Sequence[Tensor]
     ) -> list[TextIds]:
-        """Return what each row of a batch is told behind its picture, [] by a model of no texts."""
+        """Return each row's text, behind its picture; [] for a model without text."""
         texts = text if isinstance(text, list) else [text] * len(pictures)
         if len(texts) != len(pictures):
-            raise ValueError(f"text must be one, or {len(pictures)} of a batch, got {len(texts)}")
+            raise ValueError(f"text must be one, or a list of {len(pictures)}, got {len(texts)}")
         read, told = dict[Any, TextIds | None](), list[TextIds]()
         for one, picture in zip(texts, pictures, strict=True):
             key = one if isinstance(one, str) and not len(picture) else len(read)
-            if key not in read:  # once, for it may take a model of its own
+            if key not in read:  # once, as it may run a text encoder
                 read[key] = self.read_text(one, picture)
             if (ids := read[key]) is not None:
                 told.append(ids)
         if told and told[0].vectors is not None and len(read) > 1:
             raise ValueError(
-                "this model reads texts as vectors, one at a time: give all images one"
+                "text must be the same for all images: this model takes one prompt embedding"
             )
         return told
 
     def warn_of_foreign(self, prompts: Iterable[Tensor]) -> None:
-        """Warn of the first of `prompts` (m, H_px, W_px, 3) that looks like nothing learned."""
+        """Warn of the first of `prompts` (m, H_px, W_px, 3) unlike the model's training data."""
         source = self.source
         for frames in prompts:
-            if source is None or not len(frames):  # of no folder, or an image of a text
+            if source is None or not len(frames):  # in-memory world, or a text alone
                 continue
             for note in likeness_notes(self.tokenizer, source.folder, frames[-1]):
                 warnings.warn(note, stacklevel=3)
@@ -355,12 +357,12 @@ class VideoGenerator:
     def _read_prompts(self, rows: Sequence[tuple[Any, Any, Any]]) -> list[Prompt]:
         prompts = []
         for clip, _, between in rows:
-            if not isinstance(clip, Prompt):  # whose notes its reader has
+            if not isinstance(clip, Prompt):  # a Prompt's reader has its notes
                 clip = self.read_prompt(clip, between)
                 for note in clip.notes:
                     logger.warning(note)
             elif between is not None:
-                raise ValueError("a prompt that was read has its context_actions: leave them out")
+                raise ValueError("context_actions must be left out: this prompt has its own")
             prompts.append(clip)
         return prompts
 
@@ -380,15 +382,15 @@ class VideoGenerator:
         strategy: Strategy | str = "k=1",
         **settings: Any,
     ) -> Iterator[Tensor]:
-        """Return a frame for every action, as long as actions come; each (H_px, W_px, 3) uint8.
+        """Yield a frame, (H_px, W_px, 3) uint8, for every action, as long as actions come.
 
         Old frames leave the context when it is full (see `DecodingEngine`). `actions` are names, or
         a string such as `forward*8,left*4`; frames, strategy and settings (context_actions,
-        sampling, seed) are those of `generate`. What does not fit is a ValueError, of a name when
-        it comes.
+        sampling, seed) are those of `generate`. Invalid arguments are a ValueError; an invalid
+        action name is one when it comes.
         """
         if (clips := len(rows_of(frames, None, None))) > 1:
-            raise ValueError(f"a stream goes on from one clip, got a batch of {clips}")
+            raise ValueError(f"frames of a stream must be one clip, got a batch of {clips}")
         chosen = as_strategy(strategy)
         self.check(chosen, settings.get("sampling"))
         if isinstance(actions, str) and self.vocabulary is not None:
@@ -410,14 +412,14 @@ class VideoGenerator:
         sampling: SamplingOptions | None = None,
         seed: int | list[int] = 0,
     ) -> DecodingEngine:
-        """Return an engine that has read the context frames, to be driven frame by frame.
+        """Return an engine with the context frames in its cache, to be driven frame by frame.
 
         Arguments (frames, context_actions, sampling, seed) are those of `generate`; a batch may
         have a list of seeds. Each frame may have a strategy of its own: `engine.decode("k=1",
         world.action_ids([action], 1, "frame"), 1)` yields its tokens.
         """
         if self.text is not None:
-            raise ValueError("this model makes images from texts, not a stream: call generate")
+            raise ValueError("this model generates images from text, not a stream: call generate")
         prompts, tokens, contexts = self._read_rows(rows_of(frames, None, context_actions))
         num_context = [len(grids) for grids in contexts]
         max_slots, keep_frames = self._windows(num_context)
@@ -438,9 +440,9 @@ class VideoGenerator:
         return [max_slots for max_slots, _ in windows], windows[0][1]
 
     def window(self, context_frames: int) -> tuple[int, int | None]:
-        """Return the tokens that the model sees at most, and `keep_frames` of `DecodingEngine`.
+        """Return the maximum context length in tokens, and `keep_frames` of `DecodingEngine`.
 
-        If there are more `context_frames` than are remembered, they are seen all the same.
+        `context_frames` beyond those remembered are kept nevertheless.
         """
         config, keep_frames = self.config, self.defaults.keep_frames
         if self.remembers is None:
@@ -451,9 +453,9 @@ class VideoGenerator:
         return max_slots, keep_frames and min(keep_frames, num_frames - 1)
 
     def guided(self, scale: float | None, said: Sequence[TextIds] = ()) -> CausalModel:
-        """Return the model, steered by a `scale` away from images of nothing, from what is `said`.
+        """Return the model with classifier-free guidance of `scale`, for the texts `said`.
 
-        That is one for each row of a batch. A scale of None is the makers' own, 1 none.
+        There is one text for each row of a batch. None is the model's own scale, 1 none.
         """
         scale = self.defaults.guidance if scale is None else scale
         model = self.model
@@ -473,28 +475,28 @@ class VideoGenerator:
         return GuidedModel(self.model, self._idle_ids()[0], 1, scale)
 
     def check(self, strategy: Strategy, sampling: SamplingOptions | None = None) -> None:
-        """Raise ValueError where `strategy` or `sampling` does not fit this world."""
+        """Raise ValueError if `strategy` or `sampling` does not fit this world."""
         self.sampling(sampling)
         strategy.check(TokenGrid(1, self.height, self.width))
 
     def sampling(self, options: SamplingOptions | None = None) -> SamplingOptions:
-        """Return `options`, or else the defaults, restricted to visual ids."""
+        """Return `options`, or else the defaults, limited to visual ids."""
         given, size = options and options.valid_range, self.tokenizer.codebook_size
         if given is not None and (last := int(torch.as_tensor(given).max())) > size:
-            raise ValueError(f"valid_range must be in [0, {size}], got an end of {last}")
+            raise ValueError(f"valid_range must be in [0, {size}], got {last}")
         return self.defaults.sampling(options, self.valid_range)
 
     def num_grids(self, num_frames: int) -> int:
-        """Return the grids of `num_frames` generated frames; ValueError if one is not full."""
+        """Return the grids of `num_frames` generated frames; ValueError for a partial grid."""
         if self.text is not None and num_frames != 1:
             raise ValueError(
-                f"a text makes one image, got {num_frames} frames: for several images give "
+                f"num_frames must be 1 for a text, got {num_frames}: for several images give "
                 "--images, or [None] * 2 in Python"
             )
         step = self.tokenizer.temporal_compression
         if whole(num_frames, "num_frames") % step:
             raise ValueError(
-                f"num_frames must be a multiple of {step}: the tokenizer joins so many frames, "
+                f"num_frames must be a multiple of {step}: the tokenizer joins that many frames, "
                 f"got {num_frames}"
             )
         check_memory(3 * num_frames * math.prod(self.frame_size_px), f"{num_frames} frames")
@@ -508,17 +510,17 @@ class VideoGenerator:
         context_frames: int | None = None,
         num_frames: int = 0,
     ) -> Prompt:
-        """Read what a video goes on from: frames of the model's size, and actions between them.
+        """Read a prompt: frames of the model's size, and the actions between them.
 
         Args:
-            clip: a path, or pictures, all of which are seen (see `read_clip` and `as_frames`), or
-                None for an image of an action or a text alone.
+            clip: a path, or pictures, all of them used (see `read_clip` and `as_frames`), or None
+                for an image from an action or a text alone.
             actions: between the frames, instead of those of the file or the idle action.
-            context_frames: of a file, frames that the model sees; its default if None.
-            num_frames: of a recording, actions to read that come after the context.
+            context_frames: number of frames to use of a file; the model's default if None.
+            num_frames: number of actions after the context to read from a recording.
 
         Raises:
-            FileNotFoundError, ValueError: no such file, a damaged one, or no frames or actions.
+            FileNotFoundError, ValueError: a missing or damaged file, or no frames or actions.
         """
         wanted, fps = self.defaults.context_frames, self.defaults.fps
         if not wanted and clip is None:
@@ -526,16 +528,16 @@ class VideoGenerator:
             return Prompt(none, [], [], fps, [])
         if not wanted and (self.text is None or not self.text.takes_pictures):
             given = "actions" if self.text is None else "texts"
-            raise ValueError(f"this model makes images from {given} alone: leave the prompt out")
+            raise ValueError(f"prompt must be left out: this model takes {given} alone")
         per_grid = self.tokenizer.temporal_compression
         count = whole(context_frames or wanted or 1, "context_frames")
         prompt = read_clip(clip, self.vocabulary, count, num_frames, fps, per_grid)
         frames, between, notes = prompt.frames, prompt.context_actions, prompt.notes
         if not wanted and len(frames) > 1:
-            raise ValueError(f"an image is made behind one picture, got {len(frames)}")
+            raise ValueError(f"frames must be one picture for this model, got {len(frames)}")
         if frames.shape[1:3] != self.frame_size_px:
             given, size = ("x".join(map(str, s)) for s in (frames.shape[1:3], self.frame_size_px))
-            notes.append(f"prompt is {given} pixels: cropped to the centre and scaled to {size}")
+            notes.append(f"prompt is {given} pixels: centre-cropped and scaled to {size}")
             frames = self.tokenizer.fit_frames(frames, *self.frame_size_px)
         if actions is not None or self.vocabulary is None:
             between = self._named(actions, len(frames) - 1)
@@ -544,13 +546,13 @@ class VideoGenerator:
             between = [idle] * (len(frames) - 1)
             if between:
                 where = Path(clip).name if isinstance(clip, str | Path) else "the prompt"
-                notes.append(f"{where} comes without actions: {idle!r} stands between its frames")
+                notes.append(f"{where} has no actions: {idle!r} inserted between its frames")
         return replace(prompt, frames=frames, context_actions=between)
 
     def prompt(
         self, frames: Tensor, context_actions: Sequence[str] | None
     ) -> tuple[Tensor, Tensor]:
-        """Return (1, P), prefix, frames and actions between as tokens; and the grids of the frames.
+        """Return (1, P) tokens of prefix, frames and actions between; and the grids of the frames.
 
         `frames` are (m, H_px, W_px, 3) uint8 RGB of `frame_size_px`, with m - 1 `context_actions`.
         """
@@ -569,7 +571,7 @@ class VideoGenerator:
     def action_ids(self, actions: Actions | None, count: int, what: str) -> Tensor:
         """Return (1, count, num_tokens) ids of `actions`, no tokens for a model without actions.
 
-        ValueError for not `count` actions, one for each `what`, or one that the model has not.
+        ValueError unless there are `count` known actions, one for each `what`.
         """
         if (names := self._named(actions, count)) is None:
             return torch.empty(1, count, 0, dtype=torch.int64, device=self.model.device)

@@ -26,8 +26,8 @@ from diagd.models.huggingface import HuggingFaceModel
 
 _Guidance = UnbatchedClassifierFreeGuidanceLogitsProcessor
 _UNDERSTOOD = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, _Guidance)
-# What is obeyed, here or before a callable runs, of the arguments of `generate` and the fields of
-# its config: all else is refused, and so is what a later transformers adds.
+# Arguments of `generate` and fields of its config that are obeyed, here or before a callable runs:
+# all others are rejected, including those that a later transformers adds.
 _OBEYED = {
     *("custom_generate", "inputs", "input_ids", "attention_mask", "logits_processor", "streamer"),
     *("negative_prompt_ids", "negative_prompt_attention_mask", "guidance_scale", "use_cache"),
@@ -47,18 +47,18 @@ def custom_generate(
 ) -> Callable[..., Tensor]:
     """Make a callable for `generate(custom_generate=...)` of transformers.
 
-    It writes what `diagd.generate_tokens` writes; `do_sample`, `temperature`, `top_k`, `top_p`,
-    `guidance_scale` and `negative_prompt_ids` are those of the call, and a `streamer` gets the
-    tokens when all are written. Whatever else would change what `generate` does is a ValueError
-    that names it: pictures, caches, criteria, processors, several sequences a prompt. The schedule
-    says how much is generated: `max_new_tokens` has to allow it, and keeps transformers from
-    warning of its own limit; an end-of-sequence id of the model's own config ends nothing.
+    It generates the tokens of `diagd.generate_tokens`; `do_sample`, `temperature`, `top_k`,
+    `top_p`, `guidance_scale` and `negative_prompt_ids` are those of the call, and a `streamer` gets
+    the tokens at the end. Any other argument that would change `generate` is a ValueError that
+    names it: pictures, caches, criteria, processors, several sequences per prompt. The schedule
+    sets the length: `max_new_tokens` must allow it, and avoids transformers' warning about its own
+    limit; the end-of-sequence id of the model's config is ignored.
 
     Args:
-        schedule: which token is written when, and how many frames.
-        actions: (B, T, n) int64, the n conditioning tokens that stand before each frame.
-        context_frames: frames of the grid's size at the prompt's end; 0 for a prompt of text alone.
-        valid_range: ids that may be written (see `SamplingOptions`).
+        schedule: step of every token, and the number of frames.
+        actions: (B, T, n) int64, the n conditioning tokens before each frame.
+        context_frames: frames of the grid's size at the end of the prompt; 0 for text alone.
+        valid_range: ids that may be sampled (see `SamplingOptions`).
         seed: of the draws, 64 bits; batch row b uses seed + b.
 
     Returns:
@@ -72,31 +72,31 @@ def custom_generate(
         input_ids: Tensor,
         logits_processor: LogitsProcessorList,
         generation_config: GenerationConfig,
-        **inputs: Any,  # a parameter that is named here is passed twice
+        **inputs: Any,  # a parameter named here would be passed twice
     ) -> Tensor:
         given, has_limit = _arguments(inputs)
         length = input_ids.shape[1]
         new_tokens = schedule.grid.num_tokens + (0 if actions is None else actions[0].numel())
         with ExitStack() as ending:
             if streamer := given.get("streamer"):
-                ending.callback(streamer.end)  # after an error too: somebody waits for it
+                ending.callback(streamer.end)  # after an error too: its reader waits for it
             _refuse_unknown(given, generation_config, model)
             foreign = [type(p).__name__ for p in logits_processor if not isinstance(p, _UNDERSTOOD)]
             if foreign:
-                raise ValueError(f"diagonal decoding knows no logits processors, got {foreign}")
+                raise ValueError(f"logits processors are not supported, got {foreign}")
             prompts = _unpadded(input_ids, given.get("attention_mask"), "prompts")
             if has_limit and (limit := generation_config.max_length - length) < new_tokens:
-                raise ValueError(f"the schedule writes {new_tokens} tokens, got a limit of {limit}")
+                raise ValueError(f"max_new_tokens must be at least {new_tokens}, got {limit}")
             sampling = SamplingOptions(valid_range=valid_range)
             if generation_config.do_sample:
-                names = "temperature", "top_k", "top_p"  # of the call's flags, or as processors
+                names = "temperature", "top_k", "top_p"  # as flags of the call, or as processors
                 drawn = {n: getattr(p, n) for p in logits_processor for n in names if hasattr(p, n)}
                 temperature = drawn.pop("temperature", 1.0)
                 sampling = SamplingOptions(temperature, **drawn, valid_range=valid_range)
             for module in model.modules():
                 if module.training:
                     ending.callback(setattr, module, "training", True)
-            decoder = wrapped = HuggingFaceModel(model)  # which ends training mode
+            decoder = wrapped = HuggingFaceModel(model)  # ends training mode
             for processor in logits_processor:
                 if isinstance(processor, _Guidance):
                     decoder = _guided(wrapped, prompts, processor)
@@ -104,7 +104,7 @@ def custom_generate(
                     taken = new_tokens + max(len(one) for row in rows for one in row)
                     if taken > decoder.max_positions:
                         raise ValueError(
-                            "guidance needs prompts and frames in one context of "
+                            "guidance needs prompts and frames to fit a context of "
                             f"{decoder.max_positions} tokens, got {taken}"
                         )
             frames = generate_tokens(
@@ -122,15 +122,15 @@ def custom_generate(
 
 
 def _arguments(inputs: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return what the caller of `generate` gave, and whether a limit is part of it.
+    """Return the arguments of `generate`'s caller, and whether they include a limit.
 
-    A callable gets neither streamer nor assistant, and is not told which of its inputs `generate`
-    has added: only the frame of that tells.
+    A callable gets neither streamer nor assistant, and cannot tell which inputs `generate` added:
+    only the frame of that call tells.
     """
     frame = inspect.currentframe()
     while frame and frame.f_code is not _GENERATE:
         frame = frame.f_back
-    if frame is None:  # called by something else
+    if frame is None:  # called by other code
         return inputs, False
     here, names = frame.f_locals, [*inspect.signature(GenerationMixin.generate).parameters][1:-1]
     has_limit = here["generation_config"].max_new_tokens or not here["has_default_max_length"]
@@ -147,20 +147,20 @@ def _refuse_unknown(
         f"{name}={value}" if isinstance(value, int | float) else name
         for name, value in {**given, **fields}.items()
         if name not in _OBEYED and not name.startswith("_")
-        # a tensor cannot be compared
+        # tensors cannot be compared
         if isinstance(value, Tensor)
         or value not in (None, False, [], usual.get(name), *_HARMLESS.get(name, ()))
     ]
     if refused:
-        raise ValueError(f"diagonal decoding takes no {', '.join(refused)}")
+        raise ValueError(f"arguments not supported by diagonal decoding: {', '.join(refused)}")
 
 
 def _unpadded(ids: Tensor, mask: Tensor | None, what: str) -> list[Tensor]:
-    """Return the tokens of each row (B, P) without the padding before them."""
+    """Return the tokens of each row (B, P) without left padding."""
     if mask is None:
         return list(ids)
     if mask.shape != ids.shape or (mask.diff() < 0).any() or not mask[:, -1].all():
-        raise ValueError(f"{what} must be padded on the left only, as their attention_mask says")
+        raise ValueError(f"{what} must be padded on the left only (see their attention_mask)")
     return [row[own.bool()] for row, own in zip(ids, mask, strict=True)]
 
 

@@ -21,12 +21,12 @@ from diagd.workers import Pool
 
 @dataclass(frozen=True, kw_only=True)
 class MachineFlags:
-    """Where a model runs, and in which numbers."""
+    """Where a model runs, and its weight type."""
 
-    device: Device = "cpu"  # cpu, cuda, cuda:1
-    # of the weights; auto: float32 or bfloat16, what is faster here; fastest: or int8
+    device: Device = "cpu"  # run on cpu, cuda or cuda:1
+    # weight type; auto: the faster of float32 and bfloat16 here; fastest: int8 as well
     dtype: DTypeChoice = "auto"
-    # what runs the steps; auto is native on the CPU, on CUDA triton or, without it, cuda-graph
+    # execution backend; auto: native on the CPU, on CUDA triton or, without it, cuda-graph
     backend: Backend = "auto"
 
 
@@ -34,10 +34,10 @@ class MachineFlags:
 class SamplingFlags:
     """Sampling of tokens; None is the model's default."""
 
-    temperature: float | None = None  # 0 is greedy
-    top_k: int | None = None  # keep the k likeliest tokens
-    top_p: float | None = None  # keep the likeliest tokens up to this mass
-    seed: int = 0  # repeats a video exactly
+    temperature: float | None = None  # sampling temperature; 0: greedy
+    top_k: int | None = None  # keep the k most likely tokens
+    top_p: float | None = None  # keep the most likely tokens up to this mass
+    seed: int = 0  # random seed; the same seed repeats a video exactly
 
     def sampling(self, defaults: GenerationDefaults) -> SamplingOptions:
         temperature = defaults.temperature if self.temperature is None else self.temperature
@@ -50,12 +50,12 @@ class SamplingFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingFlags:
-    """The strategy of decoding; None is the model's default."""
+    """Decoding strategy; None is the model's default."""
 
-    # how to decode: raster, k=2, k=1,d=14, k=1/predecessor, exact, zipar=4 ...; or in short:
+    # decoding strategy: raster, k=2, k=1,d=14, k=1/predecessor, exact, zipar=4 ...; or -k and -d:
     strategy: str | None = None
-    row_lag: RowLag = None  # the paper's k: columns a row runs ahead of the next one
-    # the paper's d: steps between frames; default: a frame starts when the last is whole
+    row_lag: RowLag = None  # the paper's k: columns by which a row is ahead of the next
+    # the paper's d: steps between frames; default: a frame starts when the last is complete
     frame_lag: FrameLag = None
 
     def decoding(self, defaults: GenerationDefaults, height: int) -> Strategy:
@@ -63,7 +63,7 @@ class DecodingFlags:
         if self.strategy is None:
             return defaults.strategy(height, self.row_lag, self.frame_lag)
         if lags := [n for n in ("row_lag", "frame_lag") if getattr(self, n) is not None]:
-            raise ValueError(f"one strategy at a time, got strategy and {lags[0]}")
+            raise ValueError(f"strategy and {lags[0]} exclude each other: give one")
         return parse_strategy(self.strategy)
 
 
@@ -75,38 +75,38 @@ MANY_VIDEOS = ("batch_size", "workers", "worker_cpus", "worker_gpus", "address")
 class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, Pool):
     """Generate a video from a prompt clip and actions, and write it as mp4 with a contact sheet.
 
-    Anything not given takes the model's own default: of the bundled one, 16 frames after 4 with
+    Flags not given take the model's own values: the bundled one generates 16 frames after 4, with
     row_lag 1 at temperature 1 and top-p 0.98.
 
-    With --prompts, each of many prompts has a video in the folder --out; unreadable ones are listed
-    at the end; exit code 1.
+    With --prompts, each prompt gets a video in the folder --out; failed prompts are listed at the
+    end, with exit code 1.
     """
 
-    model: str = "doom"  # a bundled model, our folder, a released checkpoint (docs/models.md)
-    config: Path | None = None  # a released checkpoint's config, if not beside it
-    tokenizer: Path | None = None  # tokenizer folder; TorchScript in it runs: trust it
-    # any video or gif (its last frames are continued), picture, or npz; default: the bundled clip
+    model: str = "doom"  # bundled model, our folder or released checkpoint (docs/models.md)
+    config: Path | None = None  # config of a released checkpoint, if not beside it
+    tokenizer: Path | None = None  # tokenizer folder, to be trusted: TorchScript in it is executed
+    # a video or gif (its last frames are continued), picture, or npz; default: the bundled clip
     prompt: Annotated[Path | None, tyro.conf.arg(aliases=["--image"])] = None
-    context_frames: int | None = None  # frames of the prompt that the model sees
-    # such as forward*8,left*4 (the last goes on), or a jsonl file; default: the clip's, or the
-    # bundled walk
+    context_frames: int | None = None  # number of prompt frames in the context
+    # actions, such as forward*8,left*4 (the last one repeats), or a jsonl file; default: the
+    # clip's, or the bundled walk
     actions: str | None = None
-    # how closely an image keeps to its class or text; 1 is no guidance
+    # guidance scale; 1: none; default: the model's own
     guidance: float | None = None
-    text: str | None = None  # what the image or video shows, for models that read a text
-    text_encoder: Path | None = None  # folder of the T5 that encodes the text (Cosmos)
-    text_embedding: Path | None = None  # a text encoded before (safetensors), instead of both
-    frames: int | None = None  # frames to generate
-    images: int = 1  # of a model of images: so many at once, under seeds from --seed on
-    # .mp4, .gif or .webp, with a contact sheet beside it as .png; or .png, the sheet alone, or the
-    # image of a model of images; default: dream.mp4, of such a model dream.png. With --prompts, the
-    # folder for their videos, NAME.mp4 with NAME.json; a killed run resumes from here
+    text: str | None = None  # description of the image or video, for models with text input
+    text_encoder: Path | None = None  # folder of the T5 text encoder (Cosmos)
+    text_embedding: Path | None = None  # encoded text (safetensors), instead of the above
+    frames: int | None = None  # number of frames to generate
+    images: int = 1  # number of images to generate, with seeds --seed, --seed + 1, ...
+    # .mp4, .gif or .webp, with a contact sheet as .png; or .png, the sheet alone, or the image of
+    # an image model; default: dream.mp4, for an image model dream.png. With --prompts, the folder
+    # for their videos, NAME.mp4 with NAME.json; a killed run resumes there
     out: Annotated[Path | None, tyro.conf.arg(aliases=["--output"])] = None
-    compare: bool = False  # run raster as well; the video shows both side by side (raster left)
-    raster_frames: int | None = None  # timed in raster order for the table; default 2, Cosmos 0
-    # instead of --prompt: a folder of them; each has its own seed, made of its name and --seed
+    compare: bool = False  # decode in raster order as well; the video shows both (raster left)
+    raster_frames: int | None = None  # frames to time in raster order; default: 2 (Cosmos: 0)
+    # folder of prompts, instead of --prompt; each has its own seed, from its name and --seed
     prompts: Path | None = None
-    batch_size: int = 4  # of these prompts, decoded at once
+    batch_size: int = 4  # number of prompts decoded at once
 
     def __post_init__(self) -> None:
         bounds = dict.fromkeys(("frames", "context_frames", "images", "batch_size"), 1)
@@ -115,15 +115,15 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, Pool):
         strategy.check()
         self.sampling(GenerationDefaults())
         if self.compare and strategy == Raster():
-            raise ValueError("compare already runs raster; leave it out")
+            raise ValueError("compare needs a strategy other than raster")
         is_many = self.prompts is not None
         for name in ONE_VIDEO if is_many else MANY_VIDEOS:
             if getattr(self, name) != getattr(GenerateOptions, name):
-                kind = "one video, not" if is_many else "many videos: it needs"
-                raise ValueError(f"{name} is for {kind} --prompts")
+                kind = "be left out with" if is_many else "be given with"
+                raise ValueError(f"{name} must {kind} --prompts")
         if is_many and (self.out is None or self.out.suffix.lower() in FRAME_SUFFIXES):
             got = "" if self.out is None else f", got {self.out}"
-            raise ValueError(f"prompts need --out, a folder for their videos{got}")
+            raise ValueError(f"out must be a folder for the videos of --prompts{got}")
         if self.out is not None:
             (output_folder if is_many else _video_file)(self.out)
         super().__post_init__()
@@ -132,22 +132,22 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, Pool):
 def _video_file(path: Path) -> None:
     output_file(path)
     if not path.suffix:
-        raise ValueError(f"out may be a folder with --prompts only; one video goes to {path}.mp4")
+        raise ValueError(f"out must be a file without --prompts: for one video {path}.mp4")
     check_suffix(path)
 
 
 @dataclass(frozen=True)
 class PlanOptions(DecodingFlags):
-    """Count the steps of a strategy's schedule, by default of k=1, without a model."""
+    """Count the steps of a strategy's schedule, by default k=1, without a model."""
 
     grid: str  # frames x rows x columns of tokens, such as 3x40x64
 
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Convert a released checkpoint of any family into our folder.
+    """Convert a released checkpoint of any family to our folder format.
 
-    Every command takes it; of Cosmos the tokenizer stays apart: name it with `--tokenizer`.
+    All commands read that folder; Cosmos tokenizers are not copied: give them with `--tokenizer`.
     """
 
     # file or folder of the released checkpoint
@@ -156,4 +156,4 @@ class ConvertOptions:
     target: Annotated[OutputFolder, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
     config: Path | None = None  # config in the original field names, if not beside the checkpoint
     tokenizer: Path | None = None  # tokenizer folder to copy (MineWorld's vae, a diffusers VQModel)
-    force: bool = False  # overwrite a checkpoint that is already there
+    force: bool = False  # overwrite an existing checkpoint

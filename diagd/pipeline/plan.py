@@ -1,4 +1,4 @@
-"""Show what a schedule costs: steps, lanes, and the order in which tokens are written.
+"""Show the cost of a schedule: steps, lanes, and the order of the tokens.
 
 diagd plan --grid 2x14x24 -k 1
 diagd plan --grid 3x40x64 -k 1 -d 40     # frames overlap
@@ -15,9 +15,9 @@ from diagd.system import check_memory
 
 
 def main(options: PlanOptions) -> dict[str, Any]:
-    """Print the numbers, and for a small frame the step of every token."""
+    """Print the numbers and, for a small frame, the step of every token."""
     grid = TokenGrid.parse(options.grid)
-    check_memory(140 * grid.num_tokens, f"the places of {options.grid} tokens")  # at least
+    check_memory(140 * grid.num_tokens, f"the schedule of {options.grid} tokens")  # at least
     schedule = options.decoding(GenerationDefaults(), grid.height).schedule(grid)
     report = {
         "grid": options.grid,

@@ -1,4 +1,4 @@
-"""Prompts: clips and texts in the forms that users give them, read, checked and tokenized."""
+"""Prompts: clips and texts in the forms that users give, read, checked and tokenized."""
 
 import zlib
 from collections.abc import Sequence
@@ -26,13 +26,13 @@ from diagd.tokenizers.vq import VideoTokenizer
 
 @dataclass(frozen=True)
 class Prompt:
-    """Frames and actions that a video goes on from."""
+    """Frames and actions for a video to continue."""
 
     frames: Tensor  # (m, H_px, W_px, 3) uint8, the context, of the model's size
-    context_actions: list[str] | None  # the m - 1 between them; None for a model without
-    coming_actions: list[str]  # those after them, as far as they are known
-    fps: float  # frames a second to write
-    notes: list[str]  # what was done that nobody asked for, a line each
+    context_actions: list[str] | None  # the m - 1 actions between; None for a model without
+    coming_actions: list[str]  # actions after them, as far as known
+    fps: float  # frames per second of the output
+    notes: list[str]  # implicit changes, a line each
 
 
 Picture = Image | NDArray[np.uint8] | Tensor  # (H_px, W_px, 3) uint8 RGB
@@ -49,21 +49,21 @@ def read_clip(
 ) -> Prompt:
     """Read a prompt of `wanted` frames, of any size, from a file; of pictures, all of them.
 
-    The context is the last frames of a video, which may have fewer; or the first ones of a
-    recording, whose next `num_coming` actions are read as well. Where a file has no actions,
-    `context_actions` is None, and a video is read at the model's frame rate if its own is higher.
+    The context is the last frames of a video, which may have fewer; or the first frames of a
+    recording, with its next `num_coming` actions. For a file without actions, `context_actions`
+    is None. A video is resampled to the model's frame rate if its own is higher.
     """
     if not isinstance(clip, str | Path):
         return Prompt(as_frames(clip), None, [], model_fps, [])
     if (wanted - 1) % frames_per_grid:
         raise ValueError(
-            f"context_frames must be 1 or a multiple of {frames_per_grid} and one more: the "
+            f"context_frames must be 1 or 1 more than a multiple of {frames_per_grid}: the "
             f"tokenizer joins {frames_per_grid} frames, got {wanted}"
         )
     path = Path(clip)
     if (clip_file := ClipFile(path.stem, path, codec)).recording_format:
         if codec is None:
-            raise ValueError(f"{path}: a recording has actions, and this model takes none")
+            raise ValueError(f"{path}: this model takes no actions, got a recording with actions")
         read = clip_file.read(min(wanted + num_coming, clip_file.check(wanted)))
         between, coming = split_actions(read.actions, wanted)
         return Prompt(read.frames[:wanted], between, coming or [], float(read.fps), [])
@@ -74,39 +74,39 @@ def read_clip(
     video = read_video(path, last=wanted, fps=fps)
     if fps is not None and len(video.frames) > 1:
         given_fps = float(times.max_rate)
-        notes.append(f"prompt has {given_fps:g} frames/s: read at the model's {model_fps:g}")
+        notes.append(f"prompt has {given_fps:g} frames/s: resampled to the model's {model_fps:g}")
     given = len(video.frames)
     count = given - (given - 1) % frames_per_grid
     if given > 1 and count < wanted:
-        seen = "no more than these" if count == given else f"the last {count}"
+        seen = "all of them" if count == given else f"the last {count}"
         notes.append(f"prompt has {given} frames: the model sees {seen}")
     shown_fps = float(video.fps) if given > 1 else model_fps
     between = actions and actions[len(actions) - count + 1 :]
     return Prompt(video.frames[-count:], between, [], shown_fps, notes)
 
 
-# Starts of the bundled world lie 0 to 6 dB below its prompt, drawings and noise 10 to 20.
+# Scenes of the bundled world lie 0 to 6 dB below its prompt, drawings and noise 10 to 20.
 FOREIGN_DB = 8
 
 
 def likeness_notes(tokenizer: VideoTokenizer, folder: Path, frame: Tensor) -> list[str]:
-    """Return a line if a frame looks like nothing that a world has learned, else none.
+    """Return a line if a frame is unlike the training data of a world, else none.
 
-    Its tokens keep less of such a frame, (H_px, W_px, 3) uint8 of the world's size, than of the
-    prompt in its folder; the model's likelihood does not show it (dev/LOG.md).
+    The tokenizer reconstructs such a frame, (H_px, W_px, 3) uint8 of the world's size, worse than
+    the prompt in its folder; the model's likelihood does not show it (dev/LOG.md).
     """
     usual = _own_psnr(tokenizer, folder, frame.shape[:2])
     if usual is None or (kept := _kept(tokenizer, frame[None].cpu())) > usual - FOREIGN_DB:
         return []
     return [
-        "the world has learned nothing that looks like this picture, which may dissolve soon "
-        f"(its tokens keep {kept:.0f} dB of it, {usual:.0f} dB of its own prompt)"
+        "picture unlike the world's training data, which may dissolve soon (reconstructed at "
+        f"{kept:.0f} dB, the world's own prompt at {usual:.0f} dB)"
     ]
 
 
 @lru_cache(maxsize=1)
 def _own_psnr(tokenizer: VideoTokenizer, folder: Path, size_px: tuple[int, int]) -> float | None:
-    """Return what tokens keep of a world's own prompt, in dB; None where that cannot be asked."""
+    """Return the PSNR in dB of a world's reconstructed prompt; None if it has no prompt."""
     own = folder / "prompt.mp4"
     if not own.is_file() or tokenizer.temporal_compression > 1:
         return None
@@ -118,7 +118,7 @@ def _kept(tokenizer: VideoTokenizer, frame: Tensor) -> float:
 
 
 def seed_of(name: str, seed: int) -> int:
-    """Return a clip's seed: the same under every strategy and whatever other clips there are."""
+    """Return a clip's seed, independent of strategy and of other clips."""
     return (zlib.crc32(encoded(name)) + seed) % 2**31
 
 
@@ -130,7 +130,7 @@ def is_batch(given: Any) -> bool:
 
 
 def rows_of(clips: Any, actions: Any, context_actions: Any) -> list[tuple[Any, Any, Any]]:
-    """Return each clip of a batch, or the only one, with its actions and its context actions."""
+    """Return the clips of a batch, or the only one, with their actions and context actions."""
     if not is_batch(clips):
         return [(clips, actions, context_actions)]
     if not len(clips):
@@ -148,7 +148,7 @@ def rows_of(clips: Any, actions: Any, context_actions: Any) -> list[tuple[Any, A
 
 
 def as_frames(given: Picture | Sequence[Picture] | None) -> Tensor:
-    """Return pictures as (T, H_px, W_px, 3) uint8 RGB on the CPU, or where the tensor is."""
+    """Return pictures as (T, H_px, W_px, 3) uint8 RGB on the CPU, or on the tensor's device."""
     if isinstance(given, list | tuple):
         frames = [as_frames(picture) for picture in given]
         sizes = dict.fromkeys("x".join(map(str, frame.shape[1:3])) for frame in frames)
@@ -169,6 +169,6 @@ def as_frames(given: Picture | Sequence[Picture] | None) -> Tensor:
 def prompt_tokens(
     prefix: Sequence[int], grids: Tensor, actions: Tensor, frame: FrameFormat
 ) -> Tensor:
-    """Return (1, P): prefix, and grids (T, height, width) with actions (1, T, n) between them."""
+    """Return (1, P) tokens: prefix, and grids (T, height, width) with actions (1, T, n) between."""
     frames = in_sequence(frame.layout(1, 1), actions, grids[None])
     return torch.cat([grids.new_tensor(list(prefix))[None], frames], dim=1)

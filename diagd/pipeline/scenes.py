@@ -1,4 +1,4 @@
-"""Places that one can start from: a world's own prompt, and clips and pictures of a folder."""
+"""Start scenes: a world's own prompt, and clips and pictures of a folder."""
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -13,12 +13,12 @@ from diagd.pipeline.generator import VideoGenerator
 
 @dataclass(frozen=True, eq=False)
 class StartScene:
-    """Frames to go on from."""
+    """Frames to continue."""
 
     name: str
     frames: Tensor  # (m, H_px, W_px, 3) uint8 RGB, of the model's size
-    actions: tuple[str, ...]  # the m - 1 between them
-    fps: Fraction  # of the clip; of a picture that of the world
+    actions: tuple[str, ...]  # the m - 1 actions between
+    fps: Fraction  # of the clip; for a picture that of the world
 
 
 def model_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
@@ -39,7 +39,7 @@ def folder_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> l
 
 
 def read_scene(path: Path, world: VideoGenerator, context_frames: int) -> StartScene:
-    """Read frames to go on from; where a video has several, the actions are in a file beside."""
+    """Read the frames of a scene; a video needs an action file beside it."""
     prompt = world.read_prompt(path, context_frames=context_frames)
     file, holds_actions = path.with_suffix(".jsonl"), path.suffix.lower() in recording_formats()
     if prompt.context_actions and not (holds_actions or file.is_file()):

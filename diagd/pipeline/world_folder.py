@@ -32,7 +32,7 @@ class Parts(NamedTuple):
     vocabulary: ActionCodec | None
     defaults: GenerationDefaults
     text: TextPrompts | None
-    int8: bool  # whether the weights are to be rounded
+    int8: bool  # whether to quantize the weights
 
 
 def load_parts(
@@ -44,8 +44,8 @@ def load_parts(
 ) -> Parts:
     """Load a checkpoint with its tokenizer and actions, or a bundled model.
 
-    A `config` file or a `tokenizer` folder stands in for the checkpoint's own. TorchScript is
-    loaded, and so run, only from a folder named here.
+    A `config` file or a `tokenizer` folder replaces the checkpoint's own. TorchScript is loaded,
+    and therefore run, only from a folder named here.
     """
     found, device = checkpoints.find_model(name_or_path, config), torch.device(device)
     shape, folder = found.config, found.path.parent
@@ -58,24 +58,24 @@ def load_parts(
     if video_tokenizer.codebook_size != shape.image_vocab_size:
         raise ValueError(
             f"{folder}: the model has {shape.image_vocab_size} visual ids, "
-            f"its tokenizer {video_tokenizer.codebook_size} codes"
+            f"but its tokenizer {video_tokenizer.codebook_size} codes"
         )
     codec, num_ids = codec_of(found), shape.vocab_size - shape.image_vocab_size
     if codec and (codec.num_ids, codec.num_tokens) != (num_ids, shape.num_action_tokens):
         raise ValueError(
             f"{folder}: {checkpoints.ACTIONS_FILE} names {codec.num_ids} action ids and "
-            f"{codec.num_tokens} tokens an action, the model has {num_ids} and "
+            f"{codec.num_tokens} tokens per action, the model has {num_ids} and "
             f"{shape.num_action_tokens}"
         )
-    if shape.prefix_length > shape.extra_embeddings:  # which follow the vocabulary
+    if shape.prefix_length > shape.extra_embeddings:  # after the vocabulary
         raise ValueError(
-            f"{folder}: the model begins with {shape.prefix_length} tokens, and has embeddings for "
-            f"{shape.extra_embeddings}"
+            f"{folder}: prefix_length is {shape.prefix_length}, but there are only "
+            f"{shape.extra_embeddings} extra embeddings"
         )
     height_px, width_px = video_tokenizer.frame_size_px(shape.grid_height, shape.grid_width)
     check_memory(12 * height_px * width_px, f"{folder}: a frame of {height_px}x{width_px} pixels")
     int8 = False
-    if not isinstance(dtype, torch.dtype):  # models of such a shape are timed: it is known to fit
+    if not isinstance(dtype, torch.dtype):  # timed with a model of this shape, now known to fit
         chosen = choose_dtype(dtype, device, shape)
         dtype, int8 = dtype_of(chosen), chosen == "int8"
     if isinstance(read, VQTokenizer):
@@ -91,9 +91,9 @@ def decide(
     backend: Backend,
     config: str | Path | None = None,
 ) -> tuple[DTypeName, Backend]:
-    """Return what dtype and backend, `auto` or not, are for a model here.
+    """Resolve dtype and backend, which may be `auto`, for a model on this machine.
 
-    Timings choose, and may choose otherwise the next time: who shares out a run decides once.
+    `auto` follows timings, which may differ between calls: distributed runs call this once.
     """
     shape = checkpoints.find_model(name_or_path, config).config
     chosen = choose_dtype(dtype, device, shape)
@@ -101,9 +101,9 @@ def decide(
 
 
 def save_checkpoint(found: Checkpoint, target: Path, tokenizer: str | Path | None) -> list[str]:
-    """Write a checkpoint into a folder of ours; return what is there besides config and weights."""
+    """Write a checkpoint to a folder of ours; return the parts besides config and weights."""
     if found.family.text and found.family.text.encoder:
-        raise ValueError(f"{found.path}: use it as it is, its text encoder is not stored with it")
+        raise ValueError(f"{found.path}: cannot be converted: its text encoder is stored elsewhere")
     check_storable(found.weights)
     names = [checkpoints.DEFAULTS_FILE]
     if (stored := _stored_tokenizer(found, tokenizer)) is not None:
@@ -120,7 +120,7 @@ def save_checkpoint(found: Checkpoint, target: Path, tokenizer: str | Path | Non
 
 
 def _stored_tokenizer(found: Checkpoint, given: str | Path | None) -> VideoTokenizer | None:
-    """Return the tokenizer that goes along; None where it stays where the user put it."""
+    """Return the tokenizer to copy; None if it stays where the user put it."""
     is_ours = found.family is checkpoints.OWN
     is_apart = is_ours and not found.path.with_name(checkpoints.TOKENIZER_FOLDER).is_dir()
     if found.family.tokenizer is None or (is_apart and given is None):
@@ -136,12 +136,12 @@ def _tokenizer(found: Checkpoint, given: str | Path | None) -> VideoTokenizer:
 
 
 def check_strategy(found: Checkpoint, strategy: Strategy) -> None:
-    """Raise ValueError where a strategy cannot decode frames of a model; no weights are read."""
+    """Raise ValueError if a strategy cannot decode a model's frames; reads no weights."""
     strategy.check(TokenGrid(1, found.config.grid_height, found.config.grid_width))
 
 
 def codec_of(found: Checkpoint) -> ActionCodec | None:
-    """Return the actions of a checkpoint, its family's or those in the file beside it."""
+    """Return the actions of a checkpoint, from its family or its actions file."""
     if not found.config.num_action_tokens:
         return None
     family, path = found.family, found.path.with_name(checkpoints.ACTIONS_FILE)
@@ -151,21 +151,21 @@ def codec_of(found: Checkpoint) -> ActionCodec | None:
 
 
 CARD_FILE, LOG_FILE, CURVE_FILE = "README.md", "log.jsonl", "loss.png"
-# Files that a world may have besides its parts: where videos start, and how it was trained.
+# Optional files of a world: where videos start, and its training log.
 STARTS = ("prompt.mp4", "prompt.jsonl", "walk.jsonl", "scenes")
 EXTRAS = (*STARTS, LOG_FILE, CURVE_FILE, CARD_FILE)
 
 
 @dataclass(frozen=True)
 class WorldSource:
-    """The arguments of `load_parts` that a world was read from."""
+    """The arguments of `load_parts` that loaded a world."""
 
     name_or_path: str | Path
     config: str | Path | None = None
     tokenizer: str | Path | None = None
 
     @cached_property
-    def folder(self) -> Path:  # of its prompt and its scenes; the Hub may be asked for it
+    def folder(self) -> Path:  # with its prompt and scenes; may be downloaded from the Hub
         path = checkpoints.model_path(self.name_or_path)
         return path if path.is_dir() else path.parent
 
@@ -173,16 +173,16 @@ class WorldSource:
 def save_world(
     source: WorldSource | None, target: Path, size_px: tuple[int, int], name: str | None = None
 ) -> None:
-    """Copy a world into a folder of ours, weights to the bit; other files in it stay.
+    """Copy a world to a folder of ours, weights bit for bit; other files there are kept.
 
-    A tokenizer that comes as TorchScript (Cosmos) stays where it is. A world without a model card
-    gets one, which calls it by the `name` that `from_pretrained` will be given.
+    TorchScript tokenizers (Cosmos) are not copied. A world without a model card gets one, with
+    `name` as the argument of `from_pretrained`.
     """
     if source is None:
-        raise ValueError("only a world that was read by from_pretrained can be saved")
+        raise ValueError("world cannot be saved: it was not loaded by from_pretrained")
     found = checkpoints.find_model(source.name_or_path, source.config)
     if target.resolve() == (folder := found.path.parent).resolve():
-        raise ValueError(f"{target} is where the world was read from: name another folder")
+        raise ValueError(f"{target} is where the world was loaded from: choose another folder")
     save_checkpoint(found, target, source.tokenizer)
     for extra in EXTRAS:
         copy_whole(folder / extra, target / extra)
@@ -191,19 +191,19 @@ def save_world(
 
 
 def _card(found: Checkpoint, folder: Path, size_px: tuple[int, int], name: str) -> str:
-    """Format a model card: a world, how it was trained if its log tells, how to use it."""
+    """Format a model card: the world, its training if there is a log, and how to use it."""
     config, codec, defaults = found.config, codec_of(found), found.family.defaults(found)
     weights = sum(weight.numel() for weight in found.weights.values())
     dtype = str(next(iter(found.weights.values())).dtype).removeprefix("torch.")
     size, names = "x".join(map(str, size_px)), codec.names if codec else []
     if defaults.context_frames:
         what = f"the actions {', '.join(names)}" if names else "no actions"
-        about = f"Goes on with video of {size} pixels at {defaults.fps:g} frames/s under {what}."
+        about = f"Continues video of {size} pixels at {defaults.fps:g} frames/s, given {what}."
         given = '"clip.mp4"' + (f', "{names[-1]}*{defaults.num_frames}"' if names else "")
         made, file = "video", "dream.mp4"
     else:
-        what = f"{names[0]} ... {names[-2]}" if names else "texts"  # the last class is none
-        about, made, file = f"Makes images of {size} pixels from {what}.", "image", "dream.png"
+        what = f"{names[0]} ... {names[-2]}" if names else "texts"  # the last class is empty
+        about, made, file = f"Generates images of {size} pixels from {what}.", "image", "dream.png"
         given = f'actions="{names[0]}"' if names else 'text="a red house"'
     rows = {
         "transformer": f"{config.num_layers} layers, hidden size {config.hidden_size}, "
@@ -213,13 +213,13 @@ def _card(found: Checkpoint, folder: Path, size_px: tuple[int, int], name: str) 
         "context": f"{config.max_positions:,} tokens",
     }
     log = folder / LOG_FILE
-    lines = read_json_lines(log) if log.is_file() else []  # a killed run may have left none
+    lines = read_json_lines(log) if log.is_file() else []  # a killed run may not have written any
     last = {key: value for line in lines for key, value in line.items() if value is not None}
     if "step" in last:
         rows["training"] = f"{last['step']:,} steps"
         for key, what in (("loss", "loss"), ("validation_loss", "held-out loss")):
             if key in last:
-                rows["training"] += f", {what} {last[key]:.3f} nats a token"
+                rows["training"] += f", {what} {last[key]:.3f} nats per token"
     if found.family.licence:
         rows["licence"] = found.family.licence
     table = "\n".join(f"| {what} | {said} |" for what, said in rows.items())

@@ -1,13 +1,13 @@
-"""A tokenizer that works before training: principal components of patches, written into a VQModel.
+"""A tokenizer that works before training: PCA of patches, written into a VQModel.
 
 The network starts as a linear code of patches: the first convolution projects a patch on its
-principal components, the last one of the decoder puts them together, every residual block adds
-nothing yet, and the codebook is k-means of the projections. On Doom frames, with patches of 8x8
-pixels, that alone reaches 30 dB, so no training budget is spent on finding it.
+principal components, the decoder's last one reconstructs it, residual blocks add nothing yet, and
+the codebook is k-means of the projections. On Doom frames, with patches of 8x8 pixels, this alone
+reaches 30 dB, so no training time is spent on finding it.
 
-Two non-linear layers lie in the way, before each last convolution. SiLU is undone by carrying every
+Two non-linear layers must be undone, before each last convolution. SiLU is undone by storing every
 component as a pair of opposite channels, because silu(x) - silu(-x) = x. Group norm is kept from
-rescaling each frame by a pair of large constant channels in every group, which fix its variance.
+rescaling frames by a pair of large constant channels in every group, which fix its variance.
 """
 
 from typing import Any
@@ -19,22 +19,22 @@ from torch.nn import functional
 from diagd.tokenizers.vq import normalise, vq_model_class
 
 PATCH_PX = 8
-PATCHES_PX = range(4, 17)  # that `choose_patch` chooses from
-TOKENS = range(48, 401)  # of a frame, where there is a choice
+PATCHES_PX = range(4, 17)  # candidates of `choose_patch`
+TOKENS = range(48, 401)  # tokens per frame, if there is a choice
 GROUP = 16  # channels of a norm group: six pairs, one pair of constants, two free channels
 PAIRS = 6
-CONSTANT = 10.0  # far above the components, which are about 1
+CONSTANT = 10.0  # far above the components' scale of about 1
 MAX_COMPONENTS = 48  # of a patch; 24 hold 98% of the variance of Doom's (dev/LOG.md)
-MAX_FRAMES = 1024  # whose patches are looked at, and
-MAX_PATCHES = 200_000  # of which the codes are the centres
-Affine = tuple[Tensor, Tensor]  # a matrix, and what is added to its product
-LATENT_SCALE = 12.0  # of the latents: makes the commitment as steep as the reconstruction loss
+MAX_FRAMES = 1024  # frames to take patches from
+MAX_PATCHES = 200_000  # patches for k-means
+Affine = tuple[Tensor, Tensor]  # a matrix and an offset
+LATENT_SCALE = 12.0  # makes the commitment as steep as the reconstruction loss
 
 
 def choose_patch(height_px: int, width_px: int) -> int:
-    """Choose how many pixels a token is high and wide: near 8, for 48 to 400 tokens a frame.
+    """Choose the height and width of a token in pixels: near 8, for 48 to 400 tokens per frame.
 
-    Frames too small for 48 get the smallest patch that divides both sides.
+    Frames too small for 48 tokens get the smallest patch that divides both sides.
     """
     tokens = {
         patch: height_px * width_px // patch**2
@@ -48,8 +48,8 @@ def choose_patch(height_px: int, width_px: int) -> int:
     scale = min(1.0, (TOKENS.stop * PATCH_PX**2 / (height_px * width_px)) ** 0.5)
     sides = [max(int(side * scale) // PATCH_PX, 2) * PATCH_PX for side in (height_px, width_px)]
     raise ValueError(
-        f"frames are {height_px}x{width_px} px (height x width), which no patch of 4 to 16 px "
-        f"divides into at most {TOKENS.stop - 1} tokens: give --size {sides[0]}x{sides[1]}, say"
+        f"frames are {height_px}x{width_px} px (height x width), but no patch of 4 to 16 px gives "
+        f"at most {TOKENS.stop - 1} tokens: use a size such as --size {sides[0]}x{sides[1]}"
     )
 
 
@@ -65,7 +65,7 @@ def linear_tokenizer_model(
     folded = functional.pixel_unshuffle(normalise(frames[rows]), patch_px)
     patches = folded.movedim(1, -1).flatten(0, -2)  # (patches, 3 * patch_px**2)
     size = min(MAX_COMPONENTS, PAIRS * (width // GROUP))
-    vq_model = vq_model_class()  # before the seed: what is imported might draw
+    vq_model = vq_model_class()  # before seeding: an import might draw random numbers
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = vq_model(
@@ -124,7 +124,7 @@ def _make_linear(side: Any, deviations: Tensor, first: Affine, last: Affine) -> 
         weight[channels] = 0
         bias[channels] = sign * CONSTANT
     for name, module in side.named_modules():
-        if name.endswith(("norm1", "conv_norm_out")):  # what reads the pairs and constants
+        if name.endswith(("norm1", "conv_norm_out")):  # the layers that read pairs and constants
             module.weight.fill_(group_deviation)
             module.weight[torch.cat([constants, constants + 1])] = 0
             if name.endswith("norm1"):
@@ -137,7 +137,7 @@ def _make_linear(side: Any, deviations: Tensor, first: Affine, last: Affine) -> 
 
 
 def k_means(vectors: Tensor, codes: int, generator: torch.Generator, rounds: int = 10) -> Tensor:
-    """Find `codes` centres of (n, C) vectors by Lloyd's rounds from random vectors."""
+    """Find `codes` centres of (n, C) vectors by Lloyd's algorithm from random vectors."""
     centres = vectors[torch.randint(len(vectors), (codes,), generator=generator)]
     for _ in range(rounds):
         half_norms = centres.square().sum(dim=1) / 2

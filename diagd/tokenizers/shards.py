@@ -1,8 +1,8 @@
-"""Clips as tokens: safetensors shards that training reads.
+"""Token clips: safetensors shards for training.
 
 `shard_00000.safetensors` holds `tokens` (num_clips, T, height, width) and `actions` (num_clips, T),
-with the clips' names, the codebook size and the action names as metadata. Clips of any length are
-cut into pieces of one. `num_shards.txt` has how many shards there will be.
+with the clips' names, the codebook size and the action names as metadata. Clips are cut into pieces
+of one length. `num_shards.txt` holds the expected number of shards.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from diagd.system import clip_fingerprint
 from diagd.tokenizers.vq import VQTokenizer
 
 COUNT_NAME = "num_shards.txt"
-STILL = ActionVocabulary(("none",))  # what clips without action files do in every frame
+STILL = ActionVocabulary(("none",))  # action of every frame of clips without action files
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TokenClips:
     """Clips, or pieces of clips, of one length and grid."""
 
     tokens: Tensor  # (num_clips, T, height, width) int16 or int32, ids in [0, codebook_size)
-    actions: Tensor  # (num_clips, T) int16, places in `action_names`; row t led to frame t
+    actions: Tensor  # int16, indices into `action_names`; row t led to frame t
     codebook_size: int  # number of visual ids
     action_names: tuple[str, ...]
     codebook: str = ""  # fingerprint of the tokenizer's codes
@@ -53,16 +53,16 @@ class TokenClips:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Grid, codebook and actions, which clips for one model have in common."""
+        """Grid, codebook and actions, which all clips of a model share."""
         return self.tokens.shape[2:], self.codebook_size, self.codebook, self.action_names
 
 
 def actions_of(
     paths: Sequence[Path], vocabulary: ActionVocabulary | None = None
 ) -> ActionVocabulary:
-    """Return the actions of videos, all or none of which have them, NAME.jsonl.
+    """Return the actions of videos (NAME.jsonl), which all videos have or none.
 
-    Their order is the vocabulary's, else that of `actions.json` beside the clips, else by name,
+    Their order is the vocabulary's, else that of `actions.json` beside the clips, else by name with
     `none` first.
     """
     files = [path.with_suffix(".jsonl") for path in paths]
@@ -78,13 +78,13 @@ def actions_of(
     names = {"none"}
     for path in files:
         for line in read_lines(path, "action file"):
-            with contextlib.suppress(ValueError, KeyError):  # which read_actions reports
+            with contextlib.suppress(ValueError, KeyError):  # reported by read_actions
                 names.add(str(parse_object(line)["action"]))
     return ActionVocabulary(tuple(sorted(names, key=lambda name: (name != "none", name))))
 
 
 def clip_actions(path: Path, vocabulary: ActionVocabulary, num_frames: int) -> list[str]:
-    """Read the actions of a clip; where nobody acts, there is no file of them."""
+    """Read the actions of a clip; there is no file if the vocabulary is only `none`."""
     if vocabulary == STILL:
         return [*STILL.names] * num_frames
     return read_actions(path.with_suffix(".jsonl"), vocabulary, num_frames)
@@ -100,10 +100,10 @@ def write_shards(
     threads: int = 2,
     clips_per_shard: int = 64,
 ) -> None:
-    """Encode clips and their actions into the shards that are not there yet.
+    """Encode clips and their actions into the shards that do not exist yet.
 
-    Frames are fitted to a size, if one is given, and clips cut into pieces, none longer than a
-    clip; by default all are of one length.
+    Frames are fitted to a size, if given, and clips cut into pieces, none longer than a clip; by
+    default all clips have one length.
     """
 
     def encode(path: Path) -> tuple[Tensor, Tensor]:  # (pieces, T, height, width) and (pieces, T)
@@ -111,7 +111,7 @@ def write_shards(
         names = clip_actions(path, vocabulary, len(tokens))
         actions = torch.tensor([vocabulary.id_of(name) for name in names], dtype=torch.int16)
         length = piece or len(tokens)
-        last = len(tokens) - length  # it may overlap, so that every frame is in a piece
+        last = len(tokens) - length  # may overlap, so that every frame is in a piece
         starts = torch.tensor([*range(0, last, length), last])
         times = starts[:, None] + torch.arange(length)
         return tokens[times], actions[times]
@@ -119,7 +119,7 @@ def write_shards(
     groups = [paths[k : k + clips_per_shard] for k in range(0, len(paths), clips_per_shard)]
     shards = [folder / f"shard_{number:05d}.safetensors" for number in range(len(groups))]
     if surplus := sorted(set(folder.glob("shard_*.safetensors")) - set(shards)):
-        raise ValueError(f"{surplus[0]} is not of these {len(paths)} clips: use another folder")
+        raise ValueError(f"{surplus[0]}: not of these {len(paths)} clips, use another folder")
     dtype = torch.int16 if tokenizer.codebook_size <= 2**15 else torch.int32
     with progress("tokenizing clips", len(paths)) as job, one_thread_workers(threads) as pool:
         for shard, group in zip(shards, groups, strict=True):
@@ -139,35 +139,35 @@ def write_shards(
                 write_bytes(shard, save(tensors, metadata))
             elif _read_shard(shard)[1] != metadata:
                 raise ValueError(
-                    f"{shard} is of other clips, actions or another tokenizer (or from before "
-                    "this was noted): delete it or use another folder"
+                    f"{shard}: made from other clips, actions or another tokenizer (or by an old "
+                    "version): delete it or use another folder"
                 )
             job.advance(len(group))
 
 
 def codebook_fingerprint(tokenizer: VQTokenizer) -> str:
-    """Return hex digits that stand for a tokenizer's codes, in whatever type they are held."""
+    """Return a hex digest of a tokenizer's codes, independent of their dtype."""
     codebook = tokenizer.codebook.detach().half().cpu().numpy().tobytes()
     return hashlib.sha256(codebook).hexdigest()[:16]
 
 
 def part_of(folder: Path, part: Literal["train", "heldout"]) -> Path:
-    """Return the folder of a part's shards: below what `diagd tokenize` wrote, or the folder."""
+    """Return the folder of a part's shards: inside a folder of `diagd tokenize`, or itself."""
     return folder / part if (folder / part).is_dir() else folder
 
 
 def read_shards(folder: str | Path) -> TokenClips:
-    """Read all shards of a folder; ValueError unless they are whole and belong together."""
+    """Read all shards of a folder; ValueError unless they are complete and match."""
     if not (paths := sorted(Path(folder).glob("shard_*.safetensors"))):
         raise FileNotFoundError(
-            f"no token shards (shard_*.safetensors) in {folder}: diagd tokenize makes them of clips"
+            f"no token shards (shard_*.safetensors) in {folder}: run diagd tokenize on clips"
         )
-    count = Path(folder) / COUNT_NAME  # shards of other makers have none
+    count = Path(folder) / COUNT_NAME  # other tools do not write it
     wanted = count.read_text(encoding="utf-8").strip() if count.is_file() else str(len(paths))
     if wanted != str(len(paths)):
         raise ValueError(
-            f"{folder} has {len(paths)} of {wanted[:9]} shards: run the same diagd tokenize again, "
-            "which goes on"
+            f"{folder} has {len(paths)} of {wanted[:9]} shards: run the same diagd tokenize again "
+            "to complete it"
         )
     parts = [_read_shard(path)[0] for path in paths]
     first = parts[0]
@@ -188,7 +188,7 @@ def read_shards(folder: str | Path) -> TokenClips:
 
 def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
     damage = SafetensorError, KeyError, RecursionError, ValueError
-    with naming(f"{path} is no token shard (corrupt?)", damage):
+    with naming(f"{path}: not a token shard (corrupt?)", damage):
         with utf8_path(path) as known, safe_open(known, "pt") as file:
             metadata = file.metadata() or {}
             tokens, actions = file.get_tensor("tokens"), file.get_tensor("actions")

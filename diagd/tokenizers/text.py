@@ -1,7 +1,7 @@
-"""Texts as models read them: ids of transformers' tokenizers, or the states of a T5 encoder.
+"""Text inputs of models: ids of transformers' tokenizers, or the states of a T5 encoder.
 
-Cosmos pads every prompt to 512 places, sets those behind the text to zero and lets all of them be
-attended to; so does this module.
+Cosmos pads every prompt to 512 positions, sets those after the text to zero and attends to all of
+them; so does this module.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,52 +17,52 @@ from diagd.files import naming, read_json_object, require_file, require_folder
 from diagd.weight_files import read_weights
 
 NUM_PLACES = 512
-_UNREADABLE = "its text tokenizer cannot be read"  # said of `Exception`, which tokenizers raises
+_UNREADABLE = "text tokenizer cannot be loaded"  # said of `Exception`, which tokenizers raises
 
 
 class TextIds(NamedTuple):
-    """A text as a model of images reads it, in our order of ids: the visual ones first."""
+    """A text as input of an image model, in our order of ids: the visual ones first."""
 
-    prompt: Tensor  # (1, P) int64, or (B, P) behind B pictures: all that stands before the image
-    unconditional: Tensor  # (1, U) int64, the same of no text, for guidance
-    # (P, hidden_size), of a text read by a model of its own: what the ids of `prompt` stand for
+    prompt: Tensor  # (1, P) int64, or (B, P) after B pictures: everything before the image
+    unconditional: Tensor  # (1, U) int64, the same without text, for guidance
+    # (P, hidden_size), for a text with its own encoder: embeddings of the ids of `prompt`
     vectors: Tensor | None = None
-    # (B, S) int64, the prompt without its text where it has a picture, and the scale by which that
-    # is preferred to the unconditional one
+    # (B, S) int64, the prompt without its text if it has a picture, and its guidance scale over the
+    # unconditional prompt
     picture: Tensor | None = None
     picture_scale: float = 1.0
 
 
 class TextPrompts(Protocol):
-    """Turns texts into prompts."""
+    """Convert texts to prompts."""
 
-    takes_pictures: bool = False  # whether a text may stand behind a picture
+    takes_pictures: bool = False  # whether a text may follow a picture
 
     def __call__(self, text: str) -> TextIds: ...
 
     def with_pictures(self, pictures: Tensor, text: str) -> TextIds:
-        """Return the prompts of pictures (B, height, width) int64, each with the text behind it."""
+        """Return the prompts of pictures (B, height, width) int64, each followed by the text."""
         raise TypeError(f"{type(self).__name__} takes no pictures")
 
 
 def encode_text(text: str, folder: str | Path) -> Tensor:
-    """Encode a text as `text_states`: (1, NUM_PLACES, size) float32, zero behind the text."""
+    """Encode a text as `text_states`: (1, NUM_PLACES, size) float32, zero after the text."""
     states = text_states(text, folder, NUM_PLACES)
     return functional.pad(states, (0, 0, 0, NUM_PLACES - len(states)))[None]
 
 
 @torch.inference_mode()
 def text_states(text: str, folder: str | Path, max_tokens: int) -> Tensor:
-    """Encode a text and its end, at most `max_tokens`, by a T5: (tokens, size) float32.
+    """Encode a text and its end token, at most `max_tokens`, by a T5: (tokens, size) float32.
 
-    The folder holds weights and tokenizer, as transformers saves them.
+    The folder holds weights and tokenizer, as saved by transformers.
     """
     from transformers import T5EncoderModel  # slow to import
 
     if not text.strip():
         raise ValueError("text must not be empty")
     folder = require_folder(folder, "text encoder folder")
-    with naming(f"{folder} holds no T5 encoder", (OSError, ValueError, SafetensorError)):
+    with naming(f"{folder}: not a T5 encoder", (OSError, ValueError, SafetensorError)):
         words = _load(folder)
         encoder = T5EncoderModel.from_pretrained(folder, local_files_only=True)
         end = encoder.config.eos_token_id
@@ -72,7 +72,7 @@ def text_states(text: str, folder: str | Path, max_tokens: int) -> Tensor:
 
 
 def read_embedding(path: str | Path) -> Tensor:
-    """Read a text encoded before: a safetensors file with one tensor (places, size) or (1, ...)."""
+    """Load an encoded text: a safetensors file with one tensor (places, size) or (1, ...)."""
     tensors = list(read_weights(require_file(path, "text embedding")).values())
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
     if len(tensors) != 1 or tensors[0].dim() < 2 or tensors[0].shape[:-2] not in ((), (1,)):
@@ -81,13 +81,13 @@ def read_embedding(path: str | Path) -> Tensor:
 
 
 def read_words(folder: Path, side: Mapping[str, Any] | None = None) -> Any:
-    """Load the tokenizer of a local folder, which must have a BOS, and ids that the model knows.
+    """Load the tokenizer of a local folder, which must have a BOS and match the model's ids.
 
-    Those are in its config.json: `side`, or else the one in the folder, if there is any.
+    The ids are those in the model's config.json: `side`, or else the one in the folder, if any.
     """
     words, config = _load(folder), folder / "config.json"
     if words.bos_token_id is None:
-        raise ValueError("it has no token for the begin of a sequence (see tokenizer_config.json)")
+        raise ValueError("the tokenizer has no BOS token (see tokenizer_config.json)")
     if side is None:
         side = read_json_object(config) if config.is_file() else {}
     begin = (side.get("text_config") or {}).get("bos_token_id")
@@ -96,10 +96,10 @@ def read_words(folder: Path, side: Mapping[str, Any] | None = None) -> Any:
 
 
 def _load(folder: Path) -> Any:
-    """Load tokenizer.json as it stands, running no code of the folder.
+    """Load tokenizer.json unchanged, running no code of the folder.
 
-    AutoTokenizer would rebuild it in the way of the class that tokenizer_config.json names, which
-    no two versions of transformers do alike: spaces and BOS were lost.
+    AutoTokenizer would rebuild it for the class named in tokenizer_config.json, differently in each
+    version of transformers: spaces and BOS were lost.
     """
     from transformers import PreTrainedTokenizerFast  # slow to import
 
@@ -113,20 +113,20 @@ def _check_ids(words: Any, known: Mapping[Any, Any]) -> None:
     for name, theirs in known.items():
         if theirs is not None and (number := vocabulary.get(name, theirs)) != theirs:
             raise ValueError(
-                f"{name!r} is {theirs} in the model's config.json and {number} in its text "
-                "tokenizer, which is another model's"
+                f"{name!r} is {theirs} in the model's config.json but {number} in its text "
+                "tokenizer: they belong to different models"
             )
 
 
 def text_ids(words: Any, text: str) -> list[int]:
-    """Return BOS and the ids of a text, which may begin with it."""
+    """Return BOS and the ids of a text; a BOS in the text is not repeated."""
     ids = words(text, add_special_tokens=False).input_ids
     return ids if ids[:1] == [words.bos_token_id] else [words.bos_token_id, *ids]
 
 
 def ids_of(words: Any, names: Sequence[str | None]) -> list[int]:
-    """Return the ids of some tokens of a tokenizer, or raise ValueError where one is missing."""
+    """Return the ids of some tokens of a tokenizer; ValueError if one is missing."""
     vocabulary = words.get_vocab()
     if missing := [name for name in names if name not in vocabulary]:
-        raise ValueError(f"it has no token {missing[0] or 'for padding'}: is it another model's?")
+        raise ValueError(f"tokenizer has no {missing[0] or 'padding'} token (of another model?)")
     return [vocabulary[name] for name in names]

@@ -1,6 +1,6 @@
-"""Video tokenizers: what the pipeline asks of one, and the frame-by-frame one with a codebook.
+"""Video tokenizers: the interface for the pipeline, and a frame-by-frame one with a codebook.
 
-VQ-GANs of taming-transformers and what descends from them are read into diffusers' VQModel.
+VQ-GANs of taming-transformers and its descendants are loaded into diffusers' VQModel.
 """
 
 import gc
@@ -27,7 +27,7 @@ PixelRounding = Literal["nearest", "down"]
 BATCH_SIZE = 8  # frames encoded or decoded at once
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
-# Arguments of `VQTokenizer` in diffusers' config.json; absent where they are the default.
+# Arguments of `VQTokenizer` in diffusers' config.json; omitted if default.
 _OURS = ("pixel_rounding", "stretch_frames")
 
 
@@ -39,11 +39,11 @@ class VideoTokenizer(Protocol):
     temporal_compression: int = 1  # frames per grid after the first
 
     def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
-        """Return the pixels of a frame of height x width tokens: (H_px, W_px)."""
+        """Return the size in pixels of a frame of height x width tokens: (H_px, W_px)."""
         return height * self.compression, width * self.compression
 
     def fit_frames(self, frames: Tensor, height_px: int, width_px: int) -> Tensor:
-        """Crop and scale (T, H_px, W_px, 3) uint8 RGB to a size, as the model's makers do."""
+        """Crop and scale (T, H_px, W_px, 3) uint8 RGB to a size, as the model's authors do."""
         return resize(frames, height_px, width_px)
 
     def encode(self, frames: Tensor) -> Tensor:
@@ -60,9 +60,9 @@ class VideoTokenizer(Protocol):
 
 
 class FrameTokenizer(VideoTokenizer):
-    """Encode and decode frames one by one, `batch_size` side by side.
+    """Encode and decode frames independently, `batch_size` at a time.
 
-    A tokenizer adds its sizes, how one batch is encoded and decoded, and what it is written as.
+    Subclasses add sizes, encoding and decoding of a batch, and the stored config.
     """
 
     batch_size = BATCH_SIZE
@@ -93,14 +93,14 @@ class FrameTokenizer(VideoTokenizer):
         return torch.cat(chunks).to(rows.device)
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.float16) -> None:
-        """Write config.json and weights, each whole or not at all; float32 keeps every bit."""
+        """Write config.json and weights, each atomically; float32 keeps every bit."""
         weights = {name: weight.to(dtype) for name, weight in self.model.state_dict().items()}
         write_weights(Path(folder) / self.weights_name, weights)
         write_json(Path(folder) / CONFIG_NAME, self._config(), indent=2)
 
 
 class TokenizerWrapper(VideoTokenizer):
-    """A tokenizer of frames one by one that stands before another one."""
+    """A frame-by-frame tokenizer that wraps another one."""
 
     def __init__(self, tokenizer: VideoTokenizer) -> None:
         self.tokenizer, self.compression = tokenizer, tokenizer.compression
@@ -112,7 +112,7 @@ class TokenizerWrapper(VideoTokenizer):
 
 
 class RowEnds(TokenizerWrapper):
-    """A tokenizer whose grids have a column more: the id behind its codes ends each row."""
+    """A tokenizer whose grids have an extra column: the id after its codes ends each row."""
 
     def __init__(self, tokenizer: VideoTokenizer) -> None:
         super().__init__(tokenizer)
@@ -130,7 +130,7 @@ class RowEnds(TokenizerWrapper):
 
 
 class TwoCameras(TokenizerWrapper):
-    """A tokenizer of frames that are two pictures, one above the other, each coded on its own."""
+    """A tokenizer of frames made of two pictures, one above the other, coded separately."""
 
     def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
         height_px, width_px = self.tokenizer.frame_size_px(height // 2, width)
@@ -140,8 +140,8 @@ class TwoCameras(TokenizerWrapper):
         height, width = frames.shape[1:3]
         if height % 2 or 10 * height * width_px < 7 * width * height_px:
             raise ValueError(
-                "a frame is the pictures of two cameras, the third-person one above the one at the "
-                f"wrist, {width_px}x{height_px} pixels in all or its like, got {width}x{height}"
+                "frames must hold the pictures of two cameras, third-person above wrist, "
+                f"{width_px}x{height_px} pixels or the same aspect ratio, got {width}x{height}"
             )
         return _together(self.tokenizer.fit_frames(_apart(frames), height_px // 2, width_px))
 
@@ -164,14 +164,14 @@ def _together(halves: Tensor) -> Tensor:
 class VQTokenizer(FrameTokenizer):
     """A frame-by-frame tokenizer with a learned codebook: a VQModel of 3 * p * p channels."""
 
-    # Type of the products of `decode`; models that paint pixels rather than patches keep to
-    # float32. bfloat16 moves a level of the bundled world by 2 of 255 at most.
+    # Number type of `decode`; models that output pixels rather than patches stay in float32.
+    # bfloat16 changes a level of the bundled world by at most 2 of 255.
     painting = torch.float32
 
     def __init__(
         self, model: Any, pixel_rounding: PixelRounding = "nearest", stretch_frames: bool = False
     ) -> None:
-        """Take diffusers' VQModel; `stretch_frames` has frames scaled whole, not cropped first."""
+        """Wrap diffusers' VQModel; `stretch_frames` scales frames without cropping."""
         super().__init__(model)
         if stretch_frames:
             self.fit_frames = stretch
@@ -206,7 +206,7 @@ class VQTokenizer(FrameTokenizer):
         return paint((values + 1) * 127.5, self.pixel_rounding)
 
     def latents(self, frames: Tensor) -> Tensor:
-        """Encode without rounding to codes, differentiably: uint8 frames -> (T, C, h, w)."""
+        """Encode without quantization, differentiably: uint8 frames -> (T, C, h, w)."""
         folded = functional.pixel_unshuffle(normalise(frames), self.patch_size)
         folded = folded.contiguous(memory_format=memory_format(self.model))
         return self.model.encode(folded).latents
@@ -215,7 +215,7 @@ class VQTokenizer(FrameTokenizer):
         """Find the closest codes: (T, C, h, w) -> (T, h, w) int64."""
         vectors = latents.movedim(1, -1).float()
         half_norms = self.codebook.square().sum(dim=1) / 2
-        distances = half_norms - vectors.flatten(0, -2) @ self.codebook.T  # half the squared ones
+        distances = half_norms - vectors.flatten(0, -2) @ self.codebook.T  # half of the squares
         return distances.argmin(dim=-1).unflatten(0, vectors.shape[:-1])
 
     def pixels(self, codes: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ class VQTokenizer(FrameTokenizer):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "VQTokenizer":
-        """Load a tokenizer that diffusers or `save_pretrained` wrote."""
+        """Load a tokenizer written by diffusers or `save_pretrained`."""
         config_path, weights_path = Path(folder) / CONFIG_NAME, Path(folder) / WEIGHTS_NAME
         config = read_json_object(config_path)
         ours = {name: config.pop(name) for name in _OURS if name in config}
@@ -247,9 +247,9 @@ class VQTokenizer(FrameTokenizer):
 def load_vq_model(
     config: dict[str, Any], path: Path, weights: Mapping[str, Tensor], where: str | Path
 ) -> Any:
-    """Build the model that a config describes around its weights, which must fit it, as float32.
+    """Build the model of a config around its weights, which must match it, as float32.
 
-    Sizes that the config only claims are never allocated. Errors name the path of the config, and
+    Sizes claimed by the config alone are never allocated. Errors name the path of the config, and
     `where` the weights are from.
     """
     kind, layers = config.get("_class_name"), config.get("layers_per_block", 1)
@@ -258,11 +258,11 @@ def load_vq_model(
     counts = [layers, *(len(value) for value in config.values() if isinstance(value, list))]
     if not isinstance(layers, int) or max(counts) > len(weights):
         raise ValueError(
-            f"{path}: layers_per_block, and how many blocks there are, must be at most the "
+            f"{path}: layers_per_block and the number of blocks must be at most the "
             f"{len(weights)} tensors of {where}, got {brief(layers, 20)}"
         )
     vq_model = vq_model_class()
-    with naming(f"{path} describes no VQModel", MISFITS), torch.device("meta"):
+    with naming(f"{path}: not the config of a VQModel", MISFITS), torch.device("meta"):
         model: Any = vq_model.from_config(config)
     check_fit(model, weights, where)
     own = {name: value.clone() for name, value in weights.items()}  # the file may change
@@ -271,9 +271,9 @@ def load_vq_model(
 
 
 def vq_model_class() -> Any:
-    """Import diffusers' VQModel alone: its packages would import other models, for seconds."""
+    """Import only diffusers' VQModel: its package would import other models, for seconds."""
     collecting = gc.isenabled()
-    gc.disable()  # nothing of a module is garbage, and to look for some takes a quarter of the time
+    gc.disable()  # imports create no garbage, and looking for some takes a quarter of the time
     try:
         for name in ("autoencoders", "transformers", "unets"):
             load_lazily("diffusers.models", name)
@@ -284,10 +284,10 @@ def vq_model_class() -> Any:
 
 
 def load_lazily(parent: str, child: str) -> None:
-    """Have a package import its modules when a name of it is asked for, not before one of them."""
+    """Make a package import its modules when their names are used, not all at once."""
     if (full := f"{parent}.{child}") in sys.modules:
         return
-    spec: Any = find_spec(full)  # of a package that is there
+    spec: Any = find_spec(full)  # the package is installed
     package = module_from_spec(spec)
 
     def load(name: str) -> Any:
@@ -301,23 +301,23 @@ def load_lazily(parent: str, child: str) -> None:
 
 
 def memory_format(model: Any) -> torch.memory_format:
-    """Choose channels last, faster on a CPU; models of pixels keep diffusers' bits without."""
+    """Choose channels last, faster on a CPU; pixel models keep diffusers' bits without it."""
     return torch.channels_last if model.config.in_channels > 3 else torch.contiguous_format
 
 
 def normalise(frames: Tensor) -> Tensor:
-    """Scale to what the models see: (T, H_px, W_px, 3) uint8 -> (T, 3, H_px, W_px) in [-1, 1]."""
+    """Scale to the model's range: (T, H_px, W_px, 3) uint8 -> (T, 3, H_px, W_px) in [-1, 1]."""
     return frames.movedim(-1, 1).float() / 127.5 - 1
 
 
 def paint(levels: Tensor, rounding: PixelRounding) -> Tensor:
-    """Make pixels: (T, 3, H_px, W_px) about [0, 255] -> (T, H_px, W_px, 3) uint8, contiguous."""
+    """Convert to pixels: (T, 3, H_px, W_px) about [0, 255] -> (T, H_px, W_px, 3) uint8."""
     levels = levels.round() if rounding == "nearest" else levels.floor()
     return levels.clamp(0, 255).to(torch.uint8).movedim(1, -1).contiguous()
 
 
 _PARTS = re.compile(r"(encoder|decoder|quantize|quant_conv|post_quant_conv)\.")
-# Names of LlamaGen and of taming-transformers, which diffusers' VQModel has otherwise.
+# Names of LlamaGen and taming-transformers, and those of diffusers' VQModel.
 _RENAMED = (
     (r"^encoder\.(conv_blocks|down)\.", "encoder.down_blocks."),
     (r"^decoder\.(conv_blocks|up)\.", "decoder.up_blocks."),
@@ -338,30 +338,30 @@ _RENAMED = (
 def read_vqgan(
     tensors: Mapping[str, Tensor], where: Path, by_direction: bool = False, **how: Any
 ) -> VQTokenizer:
-    """Build a tokenizer from the tensors of a VQ-GAN; what belongs to its training is left out.
+    """Build a tokenizer from the tensors of a VQ-GAN; those of its training are dropped.
 
     With `by_direction`, latents are compared with codes by direction, and codes have length 1.
-    Errors say `where` the tensors are from; `how` are further arguments of `VQTokenizer`.
+    Errors name `where` the tensors are from; `how` are further arguments of `VQTokenizer`.
     """
     weights = {
-        # what is linear in attention is a convolution of one pixel there
+        # linear layers of attention are 1x1 convolutions there
         name: tensor.flatten(1) if "attentions." in name and tensor.ndim == 4 else tensor
         for name, tensor in rename_by(_RENAMED, tensors).items()
         if _PARTS.match(name) and name != "quantize.codebook_used"
     }
     count = len({name.split(".")[2] for name in weights if "encoder.down_blocks." in name})
     if "decoder.up_blocks.0.upsamplers.0.conv.weight" not in weights and count > 1:
-        # taming numbers the blocks of a decoder from the largest picture on
+        # taming numbers a decoder's blocks from the largest resolution
         block = r"^(decoder\.up_blocks)\.(\d+)"
         turned = [(block, lambda at: f"{at[1]}.{count - 1 - int(at[2])}")]
         weights = rename_by(turned, weights)
     first = "encoder.down_blocks.0.resnets."
-    with naming(f"{where}: no VQ-GAN", KeyError):
+    with naming(f"{where}: not a VQ-GAN", KeyError):
         codes = weights["quantize.embedding.weight"].float()
         block = "encoder.down_blocks.{}.resnets.0.conv1.weight"
         channels = [len(weights[block.format(i)]) for i in range(count)]
         latent_channels = len(weights["encoder.conv_out.weight"])
-    if by_direction:  # the nearest direction is the nearest code, for codes of one length
+    if by_direction:  # for codes of length 1, the nearest direction is the nearest code
         weights["quantize.embedding.weight"] = functional.normalize(codes, dim=-1)
     attend = [
         ["Attn" * (f"{side}_blocks.{i}.attentions.0.to_q.weight" in weights) for i in range(count)]

@@ -11,9 +11,9 @@ from diagd.files import read_json_lines, save_figure
 
 
 def plot_loss(folder: Path) -> None:
-    """Plot a run's log.jsonl as loss.png, with the held-out loss where it was measured."""
+    """Plot a run's log.jsonl as loss.png, with the held-out loss if it was measured."""
     lines = read_json_lines(folder / "log.jsonl")
-    with chart(folder / "loss.png", xlabel="step", ylabel="loss, nats a token") as axis:
+    with chart(folder / "loss.png", xlabel="step", ylabel="loss, nats per token") as axis:
         for key, style, label in (("loss", "-", "training"), ("validation_loss", "o-", "held out")):
             if shown := [(line["step"], line[key]) for line in lines if key in line]:
                 axis.plot(*zip(*shown, strict=True), style, linewidth=1, markersize=4, label=label)

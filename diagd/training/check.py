@@ -1,4 +1,4 @@
-"""Look through recorded clips before training: files, actions, and which row led to which frame.
+"""Validate recorded clips before training: files, actions, and which row led to which frame.
 
 diagd check clips
 """
@@ -24,45 +24,45 @@ from diagd.families.clip_files import find_films
 from diagd.tokenizers.shards import STILL, actions_of
 from diagd.training.options import CheckOptions
 
-STILL_LEVELS = 0.1  # of 255: mean change from frame to frame, which compression alone makes
-RARE_SHARE = 0.01  # of the frames, below which an action is hardly learnt
+STILL_LEVELS = 0.1  # of 255: mean change between frames that compression alone causes
+RARE_SHARE = 0.01  # of the frames, below which an action is hardly learned
 WRONG_ROWS = {
     -1: (
-        "row t - 1 led to frame t, so row t is the action taken after frame t (or the game answers "
-        'one frame late); to mend it write {"action": "none"} as the first row, drop the last one'
+        "row t - 1 led to frame t, so row t is the action taken after frame t (or "
+        'the game responds late); to fix it, write {"action": "none"} as row 0, drop the last'
     ),
     1: (
-        "row t + 1 led to frame t, so the rows come one frame late; to mend it drop the first row, "
-        "and the last frame, which then has none"
+        "row t + 1 led to frame t, so rows are one frame late; to fix it, drop the first row and "
+        "the last frame, which then has none"
     ),
 }
-SHIFTS = (-1, 0, 1)  # from the frame's own row to the one that is asked about
-SCALES = (((24, 36), (3, 4)), ((12, 18), (2, 3)))  # pictures, and the blocks they are seen in
-REACH_PX = 6  # how far the whole of the larger picture may move
+SHIFTS = (-1, 0, 1)  # from the frame's own row to the row tested
+SCALES = (((24, 36), (3, 4)), ((12, 18), (2, 3)))  # picture sizes, and the block sizes compared
+REACH_PX = 6  # maximum shift of the whole of the larger picture
 COMPONENTS = 16  # of the movement
 ROWS_BEFORE = 2
 RIDGE = 0.1  # of the variance of a regressor
-CHUNK_FRAMES = 32  # the unit of which means and errors of gains are taken
+CHUNK_FRAMES = 32  # unit for means and errors of gains
 MIN_CHUNKS = 8
 FOLDS = 8
 SURE = 4.0  # standard errors
-STANDS_OUT = 3.0  # times the gain of rows that could be taken for it
+STANDS_OUT = 3.0  # times the gain of rows that it could be confused with
 
 
 @dataclass(frozen=True)
 class RowTiming:
-    """Evidence for each shift of the rows of action files; empty if it cannot be measured."""
+    """Evidence for each shift of action rows; empty if it cannot be measured."""
 
-    gains: dict[int, float]  # as `row_timing` defines them
+    gains: dict[int, float]  # as defined in `row_timing`
     scores: dict[int, float]  # gains in standard errors
 
     @property
     def found(self) -> int | None:
-        """The row that led to frame t, counted from row t; None where it cannot be told.
+        """The row that led to frame t, counted from row t; None if unclear.
 
-        It must stand out from the rows after it. Rows before it gain, too, where bodies have
-        inertia; a row after it only where a player answers to the movement at once, which could
-        be taken for a late row, so that one must stand out from all.
+        It must stand out from the rows after it. Rows before it have a gain as well, as bodies have
+        inertia. A later row has one only if the player reacts to the movement immediately, which
+        looks like a late row: so a later row must stand out from all.
         """
         if not self.gains:
             return None
@@ -77,26 +77,26 @@ class CheckedClip:
     path: Path
     size_px: tuple[int, int]
     fps: Fraction
-    actions: list[str]  # one a frame; none without an action file
+    actions: list[str]  # one per frame; none without an action file
     movement: Tensor  # (T - 1, D), see `movement_between`
-    changes: list[float]  # of a pixel into each frame but the first, mean absolute, of 255
+    changes: list[float]  # mean absolute change of pixels into each frame but the first, of 255
 
 
 @dataclass(frozen=True)
 class ActionUse:
-    """Statistics of an action; all 0 where it is never used."""
+    """Statistics of an action; all 0 if it is never used."""
 
-    frames: int  # that it led to
+    frames: int  # frames that it led to
     share: float  # of all frames but the first ones
-    held_frames: float  # frames for which it is kept, on average
-    change: float  # of a pixel into a frame of the action, mean absolute, of 255
+    held_frames: float  # average number of frames for which it is held
+    change: float  # mean absolute change of pixels into a frame of the action, of 255
 
 
 @dataclass(frozen=True)
 class ClipsReport:
-    clips: list[CheckedClip]  # those that can be used
-    problems: list[str]  # a line for each clip that cannot, and for wrong rows
-    notes: list[str]  # a line for each thing that can be trained on, but will disappoint
+    clips: list[CheckedClip]  # usable clips
+    problems: list[str]  # a line for each unusable clip, and for wrong rows
+    notes: list[str]  # a line for each thing that can be trained on but will disappoint
     uses: dict[str, ActionUse]  # by action; empty without action files
     timing: RowTiming | None  # None without action files
 
@@ -106,7 +106,7 @@ class ClipsReport:
 
 
 def check_clips(folder: Path) -> ClipsReport:
-    """Read all clips of a folder, with or without action files, and list all that is wrong."""
+    """Read all clips of a folder, with or without action files, and list all problems."""
     paths = find_films(folder)
     acted = [path for path in paths if path.with_suffix(".jsonl").is_file()]
     vocabulary = actions_of(acted) if acted else STILL
@@ -118,9 +118,9 @@ def check_clips(folder: Path) -> ClipsReport:
         except (FileNotFoundError, ValueError) as error:
             problems.append(str(error))
     still = [clip.path for clip in clips if fmean(clip.changes) < STILL_LEVELS]
-    notes = [f"{path}: nothing moves in it" for path in still]
+    notes = [f"{path}: no motion" for path in still]
     if not acted:
-        notes.append("there are no action files (NAME.jsonl beside NAME.mp4): nobody acts")
+        notes.append("no action files (NAME.jsonl beside NAME.mp4): the world will have no actions")
     if not acted or not clips:
         return ClipsReport(clips, problems, notes, {}, None)
     ids = [torch.tensor([vocabulary.id_of(name) for name in clip.actions]) for clip in clips]
@@ -130,18 +130,18 @@ def check_clips(folder: Path) -> ClipsReport:
     never = [name for name, use in uses.items() if not use.frames]
     rarely = [name for name, use in uses.items() if 0 < use.share < RARE_SHARE]
     if never:
-        notes.append(f"never used, so the world cannot learn them: {', '.join(never)}")
+        notes.append(f"actions never used, which the world cannot learn: {', '.join(never)}")
     if rarely:
-        notes.append(f"used in less than 1% of the frames: {', '.join(rarely)}")
+        notes.append(f"actions used in less than 1% of the frames: {', '.join(rarely)}")
     if len(uses) - len(never) < 2:
-        notes.append("only one action is ever used: nobody could steer this world")
+        notes.append("only one action is used: this world cannot be controlled")
     return ClipsReport(clips, problems, notes, uses, timing)
 
 
 def _read(
     path: Path, vocabulary: ActionVocabulary | None, first: CheckedClip | None
 ) -> CheckedClip:
-    """Read a clip, or raise ValueError unless it is like the first one, if there is one."""
+    """Read a clip; ValueError unless it matches the first one, if there is one."""
     video = read_video(path)
     frames, size_px = video.frames, (video.frames.shape[1], video.frames.shape[2])
     if len(frames) < 2:
@@ -156,7 +156,7 @@ def _read(
         )
     if first and abs(video.fps / first.fps - 1) > 0.01:
         raise ValueError(
-            f"{path}: expected {float(first.fps):g} frames a second as in {first.path.name}, "
+            f"{path}: expected {float(first.fps):g} frames/s as in {first.path.name}, "
             f"got {float(video.fps):g}"
         )
     changes = frames.float().diff(dim=0).abs().mean(dim=(1, 2, 3)).tolist()
@@ -164,7 +164,7 @@ def _read(
 
 
 def _use(name: str, clips: list[CheckedClip]) -> ActionUse:
-    """Count an action; the rows of first frames, which led to nothing, are left out."""
+    """Count an action; rows of first frames, which led to nothing, are skipped."""
     total, holds, changes = 0, list[int](), list[float]()
     for clip in clips:
         rows = clip.actions[1:]
@@ -176,10 +176,10 @@ def _use(name: str, clips: list[CheckedClip]) -> ActionUse:
 
 
 def movement_between(frames: Tensor) -> Tensor:
-    """Describe what moves between (T, H_px, W_px, 3) uint8 frames, cheaply: (T - 1, D) float.
+    """Describe the motion between (T, H_px, W_px, 3) uint8 frames, cheaply: (T - 1, D) float.
 
-    In blocks, at two sizes: movement along and across (from brightness that changes where it has a
-    slope), and how much changes. For the whole: how well a shift to each side explains the change.
+    Per block, at two sizes: horizontal and vertical motion (change of brightness along its slope),
+    and the amount of change. For the whole: how well a shift in each direction explains the change.
     """
     grey = frames.float().mean(dim=-1)[:, None] / 255
     pictures = [functional.interpolate(grey, size_px, mode="area")[:, 0] for size_px, _ in SCALES]
@@ -202,21 +202,21 @@ def movement_between(frames: Tensor) -> Tensor:
 
 
 def row_timing(movements: Sequence[Tensor], actions: Sequence[Tensor]) -> RowTiming:
-    """Measure which row led to a frame; nothing for too few frames, or if nothing moves or acts.
+    """Measure which row led to a frame; empty for too few frames, motion or actions.
 
-    Given are each clip's movement, (T - 1, D), and action ids, (T,) int64. Row t should be the
+    Inputs are each clip's movement, (T - 1, D), and action ids, (T,) int64. Row t should be the
     action that led to frame t. A recorder that writes the action *after* frame t is off by one, and
-    a model trained on its clips answers every key one frame late. So we ask of the rows t - 1, t
-    and t + 1 what the movement into frame t tells about them. People hold a key for many frames,
-    and bodies keep moving, so neighbouring rows look alike; what counts is only what the movement
-    tells *beyond* the two rows before, and the movement before:
+    a model trained on its clips responds to every key one frame late. So we measure what the
+    movement into frame t tells about rows t - 1, t and t + 1. People hold a key for many frames,
+    and bodies keep moving, so neighbouring rows look alike; only what the movement tells *beyond*
+    the two rows before, and the movement before, counts:
 
         gain = 1 - error(row | rows before, movement before, movement)
                    / error(row | rows before, movement before)
 
-    with errors of ridge regressions on frames that they did not see. Of the rows, the one that led
-    to the frame has a gain; a later one, which the player has yet to choose, has next to none, and
-    an earlier one has less.
+    with errors of ridge regressions on frames that they did not see. The row that led to the frame
+    has a gain; a later one, not yet chosen by the player, has almost none, and an earlier one has
+    less.
     """
     ids, nothing = torch.cat([torch.zeros(0, dtype=torch.int64), *actions]), RowTiming({}, {})
     is_still = not any(movement.std() > 0 for movement in movements)
@@ -249,12 +249,12 @@ def row_timing(movements: Sequence[Tensor], actions: Sequence[Tensor]) -> RowTim
 
 
 def _samples(movement: Tensor, rows: Tensor, shift: int) -> tuple[Tensor, ...]:
-    """Return what is given, what is seen, which row is wanted, and the chunk, of each frame."""
+    """Return known inputs, observation, target row and chunk of each frame."""
     first = 1 + ROWS_BEFORE + max(SHIFTS)  # the row of frame 0 led to nothing
     frames = torch.arange(first, max(first, len(rows) - max(SHIFTS)))
     before = [rows[frames + shift - back] for back in range(1, ROWS_BEFORE + 1)]
     given = torch.cat([*before, movement[frames - 2]], dim=1)
-    last = max(len(frames) // CHUNK_FRAMES - 1, 0)  # it has what is left over, too
+    last = max(len(frames) // CHUNK_FRAMES - 1, 0)  # includes the remainder
     chunks = (torch.arange(len(frames)) // CHUNK_FRAMES).clamp(max=last)
     return given, movement[frames - 1], rows[frames + shift], chunks
 
@@ -280,12 +280,12 @@ ROWS = {-1: "row t - 1", 0: "row t", 1: "row t + 1"}
 
 
 def main(options: CheckOptions) -> dict[str, Any]:
-    """Print what the clips hold, and refuse them if they cannot be trained on."""
+    """Print the contents of clips; ValueError if they cannot be used for training."""
     report = check_clips(options.clips)
     _print_report(report)
     if report.problems:
         more = len(report.problems) - 1
-        raise ValueError(report.problems[0] + (f" (and {more} more above)" if more else ""))
+        raise ValueError(report.problems[0] + (f" (and {more} more, see above)" if more else ""))
     first, timing = report.clips[0], report.timing
     return {
         "clips": len(report.clips),
@@ -305,7 +305,7 @@ def _print_report(report: ClipsReport) -> None:
         size, seconds = "x".join(map(str, first.size_px)), round(report.num_frames / first.fps)
         console.print(
             f"{len(report.clips)} clips, {report.num_frames} frames of {size} px, "
-            f"{float(first.fps):g} a second: {seconds // 60}:{seconds % 60:02d} minutes"
+            f"{float(first.fps):g} frames/s: {seconds // 60}:{seconds % 60:02d} minutes"
         )
         if report.timing is not None:
             _print_actions(console, first, report.uses, report.timing)
@@ -317,7 +317,7 @@ def _print_report(report: ClipsReport) -> None:
 def _print_actions(
     console: Console, first: CheckedClip, uses: dict[str, ActionUse], timing: RowTiming
 ) -> None:
-    """Show how rows and frames belong together, how actions are used, and which row led where."""
+    """Show how rows and frames correspond, how actions are used, and which row led to a frame."""
     actions = first.actions
     changes = (t for t in range(2, len(actions)) if actions[t] != actions[t - 1])
     start = max(min(next(changes, 2) - 2, len(actions) - SHOWN_FRAMES), 0)
@@ -331,16 +331,16 @@ def _print_actions(
     cells = "{0.frames} {0.share:.1%} {0.held_frames:.1f} {0.change:.1f}"
     lines = [[name, *cells.format(use).split()] for name, use in uses.items()]
     print_table(console, "", ["action", "frames", "share", "held for", "change"], lines)
-    console.print("held for: frames, on average; change: of a pixel from frame to frame, of 255")
+    console.print("held for: average number of frames; change: of a pixel between frames, of 255")
     if timing.gains:
         lines = []
         for n, gain in timing.gains.items():
             name = ROWS[n] + " <-" * (n == timing.found)
             lines.append([name, f"{max(gain, 0):.1%}", f"{timing.scores[n]:.1f}"])
-        print_table(console, "", ["frame t tells of", "gain", "standard errors"], lines)
-        console.print("gain: how much the movement into frame t tells beyond the rows before")
+        print_table(console, "", ["frame t predicts", "gain", "standard errors"], lines)
+        console.print("gain: how much the movement into frame t adds to the rows before")
     if timing.found == 0:
-        console.print("So row t led to frame t, as it should.")
+        console.print("Row t led to frame t, as expected.")
     elif timing.found is None:
-        why = "more clips may tell" if timing.gains else "too few frames, actions or movement"
-        console.print(f"Which row led to frame t cannot be told from these pictures: {why}.")
+        why = "more clips may help" if timing.gains else "too few frames, actions or movement"
+        console.print(f"The row that led to frame t is unclear from these pictures: {why}.")

@@ -1,7 +1,7 @@
-"""From a folder of clips to all that training needs: one folder, which `diagd train` takes.
+"""From a folder of clips to one folder for `diagd train`.
 
-It holds token shards of the clips to learn from (`train/`) and of those held out (`heldout/`), and
-the parts of a world: tokenizer, actions, generation defaults, a prompt and start scenes.
+It holds token shards of the training clips (`train/`) and the held-out ones (`heldout/`), and the
+parts of a world: tokenizer, actions, generation defaults, a prompt and start scenes.
 
 diagd tokenize --clips clips --out tokens
 diagd tokenize --clips more_clips --tokenizer tokens/tokenizer --out more
@@ -27,21 +27,21 @@ from diagd.tokenizers.vq import VQTokenizer
 from diagd.training.options import TokenizeOptions
 from diagd.training.tokenizer import OF_TRAINING, load_frames, measure_tokenizer, prepare_tokenizer
 
-POOR_PSNR = 28.0  # dB; fog, in pictures of games
-MAX_PIECE = 64  # frames that clips are cut into
-MAX_LEFT_OUT = 0.1  # share of the frames that may be lost with clips that are too short
+POOR_PSNR = 28.0  # dB; blurry, in pictures of games
+MAX_PIECE = 64  # maximum frames per piece of a clip
+MAX_LEFT_OUT = 0.1  # share of the frames that may be dropped with short clips
 NUM_SCENES = 5
 SCENE_FRAMES = 4
 WALK_FRAMES = 16
-CRF = 4  # of H.264: what a world starts from should look as it was recorded
-Size = tuple[int, int] | None  # (height_px, width_px) that frames are fitted to; None: as stored
+CRF = 4  # of H.264: start scenes should look as recorded
+Size = tuple[int, int] | None  # (height_px, width_px) to fit frames to; None: as stored
 
 
 def tokenize(options: TokenizeOptions) -> dict[str, Any]:
     """Split the clips, train or load a tokenizer, write shards and the parts of a world.
 
-    Nothing is written where clips, actions or a tokenizer are missing or do not fit. Returns the
-    quality measured on held-out clips, and counts of clips, frames a piece and scenes.
+    Nothing is written if clips, actions or a tokenizer are missing or do not match. Returns the
+    quality measured on held-out clips, and counts of clips, frames per piece and scenes.
     """
     device = device_of(options.device)
     clips = find_films(options.clips)
@@ -59,16 +59,16 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
     for name, paths in parts.items():
         if not paths:
             raise ValueError(
-                f"{name}: no clip of at least {piece} frames, into which the others are cut: "
-                "record another"
+                f"{name}: expected a clip of at least {piece} frames, the length of a piece: "
+                "record another one"
             )
     height, width, patch = _check_sizes(options, [*clips, *others])
     console = make_console()
     left_out = len(lengths) - len(clips) - len(others)
     console.print(
-        f"{len(clips)} clips to learn from, {len(others)} held out, "
+        f"{len(clips)} training clips, {len(others)} held out, "
         f"in pieces of {piece} frames"
-        + (f"; {left_out} shorter ones are left out" if left_out else "")
+        + (f"; {left_out} shorter ones are skipped" if left_out else "")
         + f"; actions: {', '.join(vocabulary.names)}\n"
         f"frames of {height}x{width} px are {height // patch}x{width // patch} tokens "
         f"of {patch}x{patch} px (height x width)"
@@ -78,14 +78,14 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
     console.print(
         f"the tokenizer reconstructs held-out frames at {report['psnr']} dB (PSNR) with "
         f"{report['codes_used']} of {tokenizer.codebook_size} codes, and no generated frame can "
-        "look better"
+        "exceed that"
     )
     if advice := advise(report["psnr"], report["codes_used"] / tokenizer.codebook_size, patch):
         console.print(advice)
     for name, paths in parts.items():
         shards = options.out / name
         write_shards(tokenizer, paths, shards, vocabulary, piece, options.size_px, options.threads)
-    if options.tokenizer is not None:  # after the shards, which refuse another one than their own
+    if options.tokenizer is not None:  # after the shards, which reject another tokenizer
         copy_whole(options.tokenizer, options.out / TOKENIZER_FOLDER, OF_TRAINING)
     scenes = write_starts(options.out, others, vocabulary, options.size_px)
     console.print(f"next: diagd train --tokens {quote(str(options.out))} --out world")
@@ -94,13 +94,13 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
 
 
 def _check_sizes(options: TokenizeOptions, paths: Sequence[Path]) -> tuple[int, int, int]:
-    """Return height, width and patch in pixels; ValueError unless all frames fit them."""
+    """Return height, width and patch in pixels; ValueError unless all frames match."""
     height, width = options.size_px or read_video(paths[0], 1).frames.shape[1:3]
     for path in paths if options.size_px is None else ():
         if (size := read_video(path, 1).frames.shape[1:3]) != (height, width):
             raise ValueError(
                 f"{path}: expected frames of {height}x{width} px as in {paths[0].name}, "
-                f"got {size[0]}x{size[1]} px: give --size to make them one"
+                f"got {size[0]}x{size[1]} px: give --size to resize them"
             )
     if applied := options.tokenizer or options.init:
         patch = VQTokenizer.from_pretrained(applied).compression
@@ -109,32 +109,32 @@ def _check_sizes(options: TokenizeOptions, paths: Sequence[Path]) -> tuple[int, 
     if any(side % patch or side % 2 for side in (height, width)):  # videos have even sides
         raise ValueError(
             f"frame height and width must be even, and multiples of {patch} px, "
-            f"got {height}x{width}: --size makes them so"
+            f"got {height}x{width}: give --size"
         )
     return height, width, patch
 
 
 def advise(psnr: float, codes_used: float, patch: int) -> str | None:
-    """Format advice for a tokenizer of that quality, share of codes and patch in px, if poor."""
+    """Format advice for a tokenizer of poor quality; None if it is good."""
     if psnr >= POOR_PSNR:
         return None
     codes = (
-        "--codes 4096 (four times the codes are worth about 1 dB)"
+        "--codes 4096 (four times the codes gain about 1 dB)"
         if codes_used > 0.5
-        else "longer training (--minutes 20) and clips of more places, for most codes are unused"
+        else "longer training (--minutes 20) and clips of more places, as most codes are unused"
     )
     smaller = f"--patch {patch // 2} (sharper, but four times the tokens), " if patch > 4 else ""
     return (
-        f"that is poor: the bundled worlds have 29 to 34 dB. Before you train a model on it, try "
-        f"{smaller}{codes}; each takes a new folder --out"
+        f"that is poor: the bundled worlds have 29 to 34 dB. Before training a model on it, try "
+        f"{smaller}{codes}; each needs a new folder --out"
     )
 
 
 def split_clips(clips: Sequence[Path], share: float) -> tuple[list[Path], list[Path]]:
-    """Return the clips to learn from and those held out, whole clips each.
+    """Split clips into training and held-out clips.
 
-    Every n-th clip by name is held out, so that these stay the same when clips are added behind; of
-    a few clips it is the last one, and of a single one none.
+    Every n-th clip by name is held out, so that the split is stable when clips are appended; of a
+    few clips the last one is held out, and of a single one none.
     """
     every = round(1 / share)
     held_out = list(clips[every - 1 :: every] or clips[1:][-1:])
@@ -142,17 +142,17 @@ def split_clips(clips: Sequence[Path], share: float) -> tuple[list[Path], list[P
 
 
 def piece_length(lengths: Sequence[int]) -> int:
-    """Choose the frames of a piece: 64 at most, with a tenth of all in shorter clips at most."""
+    """Choose the frames of a piece: at most 64, with at most a tenth of all in shorter clips."""
     dropped = 0
     for length in sorted(lengths):
         dropped += length
         if dropped > MAX_LEFT_OUT * sum(lengths):
             return min(length, MAX_PIECE)
-    raise ValueError("there must be at least one clip")
+    raise ValueError("clips must be at least one, got none")
 
 
 def copy_parts(source: Path, folder: Path) -> None:
-    """Copy what makes a world of a model, so that every command takes the folder."""
+    """Copy the parts of a world beside a model, so that every command accepts the folder."""
     for name in (TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE, *STARTS):
         copy_whole(source / name, folder / name, OF_TRAINING)
 
@@ -160,15 +160,15 @@ def copy_parts(source: Path, folder: Path) -> None:
 def write_starts(
     folder: Path, clips: Sequence[Path], vocabulary: ActionVocabulary, size_px: Size
 ) -> int:
-    """Write a prompt, the walk that goes on from it, scenes, actions and generation defaults.
+    """Write a prompt, a walk that continues it, scenes, actions and generation defaults.
 
-    All are cut out of held-out clips; returns the number of scenes.
+    All are cut from held-out clips; returns the number of scenes.
     """
     scenes = folder / "scenes"
     for old in scenes.glob("*_[0-9][0-9][0-9][0-9].*"):  # others are the user's
         old.unlink()
     vocabulary.save(folder / ACTIONS_FILE)
-    count = NUM_SCENES + 1  # spread over the clips, and over the length of each
+    count = NUM_SCENES + 1  # spaced over the clips, and over the length of each
     rounds = -(-count // len(clips))
     for number in range(count):
         path = clips[number % len(clips) if rounds > 1 else number * len(clips) // count]
@@ -186,7 +186,7 @@ def write_starts(
 def write_start(
     goal: Path, clip: Path, start: int, vocabulary: ActionVocabulary, size_px: Size = None
 ) -> list[str]:
-    """Write up to `SCENE_FRAMES` of a clip, with their actions; return all actions of the clip."""
+    """Write up to `SCENE_FRAMES` of a clip with their actions; return all actions of the clip."""
     video = read_video(clip, SCENE_FRAMES, start=start, size_px=size_px)
     write_video(goal, video.frames, video.fps, CRF)
     actions = clip_actions(clip, vocabulary, video_length(clip)[0])

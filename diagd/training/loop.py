@@ -37,17 +37,17 @@ from diagd.training.sequences import draw_batch
 from diagd.training.setup import choose_precision, make_optimizers
 
 NUM_VALIDATION_BATCHES = 8
-NUM_STAGES = 10  # of a run; at the end of each it is looked at what the model can do
-RUN_FILE = Path("training", "run.json")  # in the folder of a run: what it was, and its last step
-AGREE_S = 1.0  # of training, after which several processes agree on the time again
-Look = Callable[[], dict[str, Any]]  # what was seen, for the log
+NUM_STAGES = 10  # of a run; each ends with a look at the model
+RUN_FILE = Path("training", "run.json")  # in a run's folder: what it trains, and its last step
+AGREE_S = 1.0  # seconds of training between agreements of several processes on the time
+Look = Callable[[], dict[str, Any]]  # measurements for the log
 Options = TypeVar("Options", bound=RunOptions)
 
 
 def read_clips(options: RunOptions) -> tuple[TokenClips, TokenClips | None]:
     """Read the clips to train on, and those to validate on if there are any."""
     if (options.out / CONFIG_FILE).is_file() and not (options.out / RUN_FILE).is_file():
-        given = f"{options.out} holds a model, and not what its training needs to go on"
+        given = f"{options.out} holds a model without the state of its training"
         raise ValueError(f"{given}: choose another --out")
     if options.more_minutes is not None:
         require_file(options.out / RUN_FILE, "run to train for longer")
@@ -69,7 +69,7 @@ def read_clips(options: RunOptions) -> tuple[TokenClips, TokenClips | None]:
 
 
 def decide_precision(options: Options) -> Options:
-    """Return options whose precision is decided: `auto` is that of the run in --out, if any."""
+    """Return options with `auto` precision resolved: that of the run in --out, if any."""
     state_file = options.out / RUN_FILE
     before = read_json_object(state_file) if state_file.is_file() else {}
     asked = before.get("precision", "auto") if options.precision == "auto" else options.precision
@@ -77,9 +77,9 @@ def decide_precision(options: Options) -> Options:
 
 
 class TrainingRun:
-    """The loop and its state: the model, trained in place, its optimisers, steps and seconds.
+    """The loop and its state: the model, trained in place, its optimizers, steps and seconds.
 
-    `purpose`, of JSON types, and the model's config make two runs the same one.
+    Two runs are the same if `purpose` (JSON types) and the model's config are equal.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class TrainingRun:
     ) -> None:
         keep_freed_memory()
         self.options, self.clips = options, clips
-        config = json.loads(json.dumps(asdict(model.config)))  # as it is read again
+        config = json.loads(json.dumps(asdict(model.config)))  # as it will be read again
         self.identity = {"config": config, "codebook": clips.codebook, **purpose}
         self.batch_size = options.batch_of(clips)
         self.settings = {name: getattr(options, name) for name in ("seed", "hold", "optimizer")}
@@ -98,16 +98,16 @@ class TrainingRun:
         self.loss = MixtureLoss(options, model.config, *where)
         self.is_compiled = self.loss.is_compiled
         optimizers = make_optimizers(model, options)
-        if accelerator.is_fsdp2 and len(optimizers) > 1:  # accelerate would save one of them
+        if accelerator.is_fsdp2 and len(optimizers) > 1:  # accelerate would save only one of them
             raise ValueError(
-                f"a sharded model is trained by --optimizer adamw, got {options.optimizer}"
+                f"optimizer must be adamw for a sharded model, got {options.optimizer}"
             )
         self.model, *self.optimizers = accelerator.prepare(model, *optimizers)
-        # all that a run needs to go on: the state of a step, which run.json names once it is whole
+        # a run's state after a step; run.json names it once it is complete
         self.checkpoint = options.out / RUN_FILE.parent
         self.log_file = options.out / "log.jsonl"
         self.step, self.saved, self.seconds = 0, -1, 0.0
-        self.extended_to: float | None = None  # seconds in all, of a run with more_minutes
+        self.extended_to: float | None = None  # total seconds of a run with more_minutes
         self.agreed_at, self.agree_at = 0, 0  # steps: of the last agreement, of the next one
 
     @property
@@ -115,7 +115,7 @@ class TrainingRun:
         return self.options.share_done(self.step, self.seconds)
 
     def resume(self) -> None:
-        """Continue from the checkpoint, refusing one of another run; cut the log back to it."""
+        """Continue from the checkpoint, rejecting another run's; truncate the log to it."""
         self.options.out.mkdir(parents=True, exist_ok=True)
         if (state_file := self.options.out / RUN_FILE).is_file():
             state = read_json_object(state_file)
@@ -141,16 +141,16 @@ class TrainingRun:
             rewind_log(self.log_file, self.step)
 
     def _extend(self, end: float) -> None:
-        """Let the run end after so many seconds in all, also when it is killed and resumed."""
+        """Let the run end after `end` seconds in all, even if it is killed and resumed."""
         self.extended_to = end
         self.options = replace(
             self.options, more_minutes=None, steps=None, hours=None, minutes=end / 60
         )
-        self.accelerator.wait_for_everyone()  # until all have read what is written anew
+        self.accelerator.wait_for_everyone()  # until all have read the file to be replaced
         self._write_state()
 
     def train(self, look: Look | None = None) -> None:
-        """Train to the end, logging, saving and, after each stage, looking (in all processes)."""
+        """Train to the end; log, save and, after each stage, look (in all processes)."""
         options, is_main = self.options, self.accelerator.is_main_process
         with progress("training", 1.0, self.share_done, shown=is_main) as job:
             losses: list[Tensor] = []
@@ -186,8 +186,8 @@ class TrainingRun:
         self.save()
 
     def take_step(self) -> Tensor:
-        """Lower the loss by one optimiser step; return it, NaN unless gradients were finite."""
-        if not self.is_compiled:  # for a number of threads, and for another one anew
+        """Run one optimizer step; return the loss, NaN unless gradients were finite."""
+        if not self.is_compiled:  # compiled for a number of threads
             follow_free_cores()
         value = self._backward()
         for optimizer in self.optimizers:
@@ -198,7 +198,7 @@ class TrainingRun:
         return value
 
     def _backward(self) -> Tensor:
-        """Make gradients of the loss of the next batch; return it, NaN unless they are finite."""
+        """Compute gradients of the next batch's loss; return it, NaN unless they are finite."""
         accelerator, options, size = self.accelerator, self.options, self.batch_size
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -209,14 +209,14 @@ class TrainingRun:
             value = self.loss(self.model, batch.to(accelerator.device), self.step)
         accelerator.backward(value)
         norm = accelerator.clip_grad_norm_(self.model.parameters(), options.clip_norm)
-        if isinstance(norm, DTensor):  # of a model that is sharded
+        if isinstance(norm, DTensor):  # of a sharded model
             norm = norm.full_tensor()
         finite = torch.as_tensor(0.0 if norm is None else norm).isfinite()
         return torch.where(finite.to(value.device), value.detach(), torch.nan)
 
     @torch.no_grad()
     def validate(self, held_out: TokenClips) -> dict[str, Any]:
-        """Return the mean held-out loss of the mixture, and that of each strategy and of raster."""
+        """Return the mean held-out loss of the mixture, of each strategy and of raster."""
         frames, size, device = self.options.frames, self.batch_size, self.accelerator.device
         seeds = range(NUM_VALIDATION_BATCHES)  # of fixed windows
         batches = [draw_batch(held_out, frames, size, seed).to(device) for seed in seeds]
@@ -231,20 +231,20 @@ class TrainingRun:
         return {"validation_loss": mean, "validation_loss_by_strategy": found}
 
     def _finite_mean(self, losses: list[Tensor]) -> float:
-        """Return the mean loss of the newest steps, or stop before anything good is overwritten."""
+        """Return the mean loss of the latest steps; ValueError before a good checkpoint is lost."""
         if not math.isfinite(mean := self._reduce(torch.stack(losses).mean(), "mean")):
             raise ValueError(
                 f"training diverged between steps {self.step - len(losses) + 1} and {self.step}: "
-                f"loss {mean}; {self.options.out} keeps what was saved last, to go on from with a "
-                "lower --learning-rate"
+                f"loss {mean}; {self.options.out} keeps the last checkpoint: continue from it with "
+                "a lower --learning-rate"
             )
         return mean
 
     def _clock(self, seconds: float) -> float:
-        """Return the main process's seconds, for all processes save and end together.
+        """Return the main process's seconds, as all processes save and end together.
 
-        A step that asks for them waits for all, so about one a second does; between them the time
-        stands still, and so does the learning rate.
+        A step that asks for them waits for all processes, so it asks about once a second; in
+        between, the time and the learning rate stay the same.
         """
         if self.accelerator.num_processes == 1:
             return seconds
@@ -262,15 +262,15 @@ class TrainingRun:
         return self.accelerator.reduce(value, how).item()  # pyright: ignore[reportAttributeAccessIssue]
 
     def save(self) -> None:
-        """Write the model folder and, beside it, what a resumed run needs.
+        """Write the model folder and, beside it, the state that a resumed run needs.
 
-        Nothing is written, and ValueError raised, where the newest step spoilt the weights, which
-        its own loss could not show yet.
+        ValueError, with nothing written, if the latest step broke the weights, which its own loss
+        cannot show yet.
         """
         self._finite_mean([self._backward()])
         if self.step != self.saved:
             self._save_state()
-        weights: Any = self.accelerator.get_state_dict(self.model)  # gathered where it is sharded
+        weights: Any = self.accelerator.get_state_dict(self.model)  # gathered if it is sharded
         if self.accelerator.is_main_process:
             save_model(self.accelerator.unwrap_model(self.model), self.options.out, weights)
             ActionVocabulary(self.clips.action_names).save(self.options.out / "actions.json")
@@ -279,12 +279,12 @@ class TrainingRun:
     def _save_state(self) -> None:
         fresh, is_main = self.checkpoint / f"step_{self.step}", self.accelerator.is_main_process
         if is_main:
-            shutil.rmtree(fresh, ignore_errors=True)  # what a run that was killed has left
+            shutil.rmtree(fresh, ignore_errors=True)  # left by a killed run
             fresh.mkdir(parents=True)
         self.accelerator.wait_for_everyone()
         try:
             self.accelerator.save_state(str(fresh))
-        except (SafetensorError, RuntimeError, OSError) as error:  # how they and torch say it
+        except (SafetensorError, RuntimeError, OSError) as error:  # how they and torch report it
             shutil.rmtree(fresh, ignore_errors=True)
             raise OSError(f"{self.checkpoint} cannot be written: {error}") from error
         self.accelerator.wait_for_everyone()

@@ -1,4 +1,4 @@
-"""Training under a mixture of strategies: each step's loss is that of the strategy drawn for it.
+"""Training under a mixture of strategies: each step's loss is that of a strategy drawn for it.
 
 The loss is the mean negative log-likelihood, in nats, of visual tokens; actions are given.
 """
@@ -26,15 +26,15 @@ from diagd.training.options import CorruptWith, RunOptions
 from diagd.training.sequences import generator_of
 from diagd.training.setup import choose_precision
 
-_DRAW, _CORRUPTION = 1, 2  # tell a step's generators apart
+_DRAW, _CORRUPTION = 1, 2  # distinguish a step's random generators
 
 
 class ViewLoss:
     """Mean negative log-likelihood, in nats, of the tokens that a view's lanes predict.
 
-    The mask is the dense one of scaled_dot_product_attention, on CPUs in parts; if `compiled`, on
-    CUDA, that of FlexAttention, which skips the blocks that nobody sees. On CPUs with matrix units
-    our own kernels attend where autocast rounds to bfloat16.
+    The mask is the dense one of scaled_dot_product_attention, in parts on CPUs; if `compiled`, on
+    CUDA, that of FlexAttention, which skips fully masked blocks. On CPUs with matrix units our own
+    kernels attend if autocast rounds to bfloat16.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ViewLoss:
         self._logits = compile_or_refuse(view_logits, advice) if compiled else view_logits
 
     def __call__(self, model: nn.Module, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
-        """Return the loss of sequences (B, N) int64, others being fed in their place if given."""
+        """Return the loss of sequences (B, N) int64; `fed` are fed in their place if given."""
         targets = tokens[:, self.view.targets[self.view.readers]]
         return self._loss(model, *self._lanes(tokens if fed is None else fed), targets)
 
@@ -74,7 +74,7 @@ class ViewLoss:
 def _attend_under(
     view: TeacherView, window: int | None, compiled: bool
 ) -> tuple[Attend, Attend | None]:
-    """Return what attends under a view's mask on its device, and as our kernels do, or None."""
+    """Return attention under a view's mask on its device, by our kernels if possible, or None."""
     mask, device, lanes = view.visible(window), view.positions.device, len(view.positions)
     if device.type == "cpu":
         plain = partial(attend, visible=None) if mask is None else mask_in_parts(mask)
@@ -88,7 +88,7 @@ def _attend_under(
 def view_logits(
     model: nn.Module, inputs: Tensor, positions: Tensor, attends: Attends, readers: Tensor
 ) -> Tensor:
-    """Forward token ids (B, N) at positions (N,); return logits (B, M, V) of the M readers."""
+    """Run token ids (B, N) at positions (N,); return logits (B, M, V) of the M readers."""
     return model(inputs, positions=positions, attends=attends, logits_to_keep=readers)
 
 
@@ -106,21 +106,21 @@ def view_loss(
 
 
 class Corruption(NamedTuple):
-    """A rule by which some of a step's tokens are replaced in what is fed.
+    """A rule to replace some of a step's input tokens.
 
-    The kind is `uniform`, any other visual id; or `samples`, what the model draws in that place
-    from the true tokens before it, under the step's strategy, at temperature 1. It may draw the
-    true one, and draws nothing for frames that are not learnt.
+    The kind is `uniform`, any other visual id; or `samples`, drawn by the model in that place from
+    the true tokens before it, under the step's strategy, at temperature 1. A sample may equal the
+    true token; frames that are not learned are never replaced.
     """
 
-    share: float  # of the visual tokens at most; a step's own is drawn uniformly below it
+    share: float  # maximum share of the visual tokens; each step draws its share uniformly below it
     kind: CorruptWith
     seed: int
-    num_ids: int  # visual ones
-    process: int = 0  # all have batches of one size
+    num_ids: int  # number of visual ids
+    process: int = 0  # index of the process; all have batches of one size
 
     def __call__(self, model: nn.Module, tokens: Tensor, step: int, loss: ViewLoss) -> Tensor:
-        """Return what is fed in place of a step's true sequences (B, N), under its loss."""
+        """Return the input in place of a step's true sequences (B, N), under its loss."""
         struck, chances = (drawn.to(tokens.device) for drawn in self.draw(step, *tokens.shape))
         if self.kind == "uniform":
             others = 1 + (chances * (self.num_ids - 1)).long()
@@ -129,14 +129,14 @@ class Corruption(NamedTuple):
             targets, wrong = loss.view.targets[loss.view.readers], tokens.clone()
             with torch.no_grad():
                 logits = loss.logits(model, tokens)[..., : self.num_ids]
-            torch.clear_autocast_cache()  # it holds the weights as cast without a gradient
+            torch.clear_autocast_cache()  # it holds weights cast without gradients
             sums = logits.float().softmax(-1).cumsum(-1)
             below = sums <= chances[:, targets, None] * sums[..., -1:]
             wrong[:, targets] = below.sum(-1).clamp(max=self.num_ids - 1)
         return torch.where(struck & (tokens < self.num_ids), wrong, tokens)
 
     def draw(self, step: int, size: int, length: int) -> tuple[Tensor, Tensor]:
-        """Draw the places that are struck, (B, N) bool, and a number in [0, 1) for each."""
+        """Draw the replaced places, (B, N) bool, and a number in [0, 1) for each."""
         key = self.seed, step, _CORRUPTION
         share = self.share * torch.rand((), generator=generator_of(*key)).item()
         first = self.process * size + 1  # 0 would be the key of the share
@@ -153,10 +153,10 @@ def draw_strategy(mixture: Mapping[Strategy, float], seed: int, step: int) -> St
 
 
 class MixtureLoss:
-    """The loss of each step of a model under the strategy that is drawn for it.
+    """The loss of each step under the strategy drawn for it.
 
-    Tokens fed are corrupted as the options ask, but in validation. Nothing stands before the first
-    frame, which is in raster order under every strategy, and learnt with `context_frames=0`.
+    Inputs are corrupted as the options say, except in validation. Nothing precedes the first
+    frame, which is in raster order under every strategy, and learned with `context_frames=0`.
     """
 
     def __init__(
@@ -168,11 +168,11 @@ class MixtureLoss:
         context_frames = max(1, options.context_frames)
         grid = TokenGrid(options.frames - context_frames, config.grid_height, config.grid_width)
         layout = SequenceLayout(grid, 1, context_frames)
-        # a CPU that computes in float32 is no faster for it (dev/LOG.md)
+        # on a CPU that computes in float32 it is not faster (dev/LOG.md)
         pays = device.type == "cuda" or choose_precision(options.precision) == "bf16"
         self.is_compiled, slides = options.compiles and pays, config.sliding_window
         self.losses: dict[Strategy, ViewLoss] = {}
-        for strategy in dict.fromkeys((*self.mixture, Raster())):  # raster to compare with
+        for strategy in dict.fromkeys((*self.mixture, Raster())):  # raster for comparison
             schedule, learns = strategy.schedule(grid), options.context_frames == 0
             view = teacher_view(schedule, layout, learn_context=learns, window=options.window)
             self.losses[strategy] = ViewLoss(view, device, self.is_compiled, slides)

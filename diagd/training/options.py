@@ -1,4 +1,4 @@
-"""Options of the commands that lead from clips to a world: check, tokenize, train and so on."""
+"""Options of the commands from clips to a world: check, tokenize, train and so on."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -21,42 +21,42 @@ from diagd.decoding.strategies.table import (
 from diagd.families.presets import PRESETS, available_models
 from diagd.flags import Device, OutputFolder, RowLags
 
-TOKENIZER_MINUTES, WORLD_MINUTES = 5.0, 20.0  # of training, where nothing is said
+TOKENIZER_MINUTES, WORLD_MINUTES = 5.0, 20.0  # default training times
 
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """Check clips (NAME.mp4 with NAME.jsonl, one action a frame); problems end in exit code 2."""
+    """Check clips (NAME.mp4 with NAME.jsonl, one action per frame); exit code 2 on problems."""
 
     clips: Annotated[Path, tyro.conf.Positional]  # folder of clips
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizeOptions:
-    """Turn recorded clips into a folder that `diagd train` takes: tokens, tokenizer, scenes."""
+    """Tokenize recorded clips into a folder for `diagd train`: tokens, tokenizer, scenes."""
 
-    steps: int | None = None  # optimizer steps that the tokenizer is trained for
-    minutes: float | None = None  # minutes that it is trained for; default 5, or --steps
-    batch_size: int = 8  # frames a step
-    learning_rate: float = 1e-3  # peak; linear warm-up, then a cosine to zero
-    decoder_only: bool = False  # leave encoder and codebook alone: tokens stay the same
-    # weight of a discriminator: 0.05 keeps textures that squared errors blur, for 0.1 to 0.4 dB
+    steps: int | None = None  # optimizer steps of the tokenizer's training
+    minutes: float | None = None  # minutes of the tokenizer's training; default: 5, or --steps
+    batch_size: int = 8  # frames per step
+    learning_rate: float = 1e-3  # peak learning rate; linear warm-up, then a cosine to zero
+    decoder_only: bool = False  # keep encoder and codebook fixed: tokens stay the same
+    # discriminator weight: 0.05 keeps textures that squared errors blur, at a cost of 0.1 to 0.4 dB
     sharpen: float = 0.0
-    seed: int = 0  # of the weights and of the order of frames
-    threads: int = 2  # workers, each with its share of the batch
-    device: Device = "cpu"  # cpu or cuda
-    clips: Path  # folder of videos, with NAME.jsonl beside NAME.mp4 where there are actions
-    size: str | None = None  # crop and scale frames to this height and width: 64x96
+    seed: int = 0  # seed of the weights and of the order of frames
+    threads: int = 2  # number of workers, each with a share of the batch
+    device: Device = "cpu"  # run on cpu or cuda
+    clips: Path  # folder of videos (NAME.mp4), with actions in NAME.jsonl if there are any
+    size: str | None = None  # crop and scale frames to this height and width, such as 64x96
     init: Path | None = None  # tokenizer to start training from, instead of from scratch
-    patch: int | None = None  # pixels a token is high and wide; default: 8, or what divides frames
-    codes: int = 1024  # codebook size, from scratch
-    frame_stride: int = 4  # train and measure on every n-th frame; all of them lie in memory
+    patch: int | None = None  # pixels per token side; default: 8, or a divisor of the frame size
+    codes: int = 1024  # codebook size when training from scratch
+    frame_stride: int = 4  # train and measure on every n-th frame; these frames are held in memory
     checkpoint_s: float = 60.0  # seconds between checkpoints
     out: OutputFolder  # folder to write; a killed run resumes from here
     heldout: Path | None = None  # folder of held-out clips; default: a share of the clips
-    heldout_share: float = 0.1  # which share: every tenth clip by name
-    tokenizer: Path | None = None  # trained tokenizer to apply as it is, instead of training
-    actions: Path | None = None  # actions.json with the order of actions; else as in the clips
+    heldout_share: float = 0.1  # share to hold out: 0.1 is every tenth clip by name
+    tokenizer: Path | None = None  # trained tokenizer to use unchanged, instead of training
+    actions: Path | None = None  # actions.json with the order of actions; default: as in the clips
 
     def __post_init__(self) -> None:
         check_at_least(self, steps=1, batch_size=1, threads=1, codes=1, frame_stride=1, patch=1)
@@ -74,39 +74,39 @@ class TokenizeOptions:
         )
         clips, out = self.clips.resolve(), self.out.resolve()
         if self.heldout is not None and self.heldout.resolve().is_relative_to(clips):
-            raise ValueError(f"heldout must be outside of clips, got {self.heldout}")
+            raise ValueError(f"heldout must not be inside clips, got {self.heldout}")
         for folder in (clips, (self.heldout or self.clips).resolve()):
             if out.is_relative_to(folder) or folder == out / "scenes":
-                raise ValueError(f"out must be outside of the folders of clips, got {self.out}")
+                raise ValueError(f"out must not be inside the folders of clips, got {self.out}")
         if self.patch is not None and (self.init or self.tokenizer):
-            raise ValueError("patch is that of --init or --tokenizer: leave it out")
+            raise ValueError("patch must be left out: --init or --tokenizer sets it")
         if self.tokenizer is not None and self.init is not None:
-            raise ValueError("--tokenizer is applied as it is; to train it further use --init")
+            raise ValueError("tokenizer is used unchanged: to train it further give it as --init")
         _ = self.size_px
 
     def share_done(self, step: int, seconds: float) -> float:
-        """Return how much of the training is over, 1 at its end: by steps, time, or the nearer."""
+        """Return the share of the training that is done: by steps, time, or the larger."""
         minutes = self.minutes or (None if self.steps else TOKENIZER_MINUTES)
         by_steps = step / self.steps if self.steps else 0.0
         return max(by_steps, seconds / (60 * minutes) if minutes else 0.0)
 
     @property
     def size_px(self) -> tuple[int, int] | None:
-        """Height and width that frames are fitted to, or ValueError; None: as stored."""
-        return parse_size(self.size, unit=2, least=10)  # as videos need
+        """Height and width to fit frames to, or ValueError; None: as stored."""
+        return parse_size(self.size, unit=2, least=10)  # as videos require
 
 
 CorruptWith = Literal["uniform", "samples"]
-BATCH_TOKENS = 5000  # of a step and process, where no batch size is given
-WARM_UP_SHARE = 1 / 20  # of a run, at most, where no number of steps is given
+BATCH_TOKENS = 5000  # tokens per step and process, if no batch size is given
+WARM_UP_SHARE = 1 / 20  # maximum share of a run, if no number of steps is given
 MIN_COMPILED_S = 600.0  # compiling takes one to four minutes
 
 
 def parse_mixture(texts: Iterable[str]) -> dict[Strategy, float]:
-    """Read strategies with a schedule, and the weight above 0 by which each is drawn.
+    """Parse strategies with a schedule, and the weights by which they are drawn.
 
-    A text may hold several with spaces between, each `NAME[:WEIGHT]`. ValueError unless all are
-    different, have a schedule, and weights are numbers above 0.
+    A text may hold several, separated by spaces, each `NAME[:WEIGHT]`. ValueError unless all are
+    different, have a schedule, and have weights above 0.
     """
     weights: dict[Strategy, float] = {}
     for word in " ".join(texts).split():
@@ -116,7 +116,7 @@ def parse_mixture(texts: Iterable[str]) -> dict[Strategy, float]:
                 f"strategies must have a schedule (raster, k=..., zipar=...), got {name!r}"
             )
         if strategy in weights:
-            raise ValueError(f"strategies must be named once each, got {strategy} twice")
+            raise ValueError(f"strategies must differ, got {strategy} twice")
         try:
             weights[strategy] = float(weight) if colon else 1.0
         except ValueError:
@@ -126,7 +126,7 @@ def parse_mixture(texts: Iterable[str]) -> dict[Strategy, float]:
                 f"a strategy's weight must be a number above 0, as in k=1:2, got {word!r}"
             )
     if not weights:
-        raise ValueError("strategies must name at least one, such as k=1")
+        raise ValueError("strategies must not be empty, expected one such as k=1")
     return weights
 
 
@@ -141,37 +141,37 @@ class RunOptions:
     tokens: Path  # folder from diagd tokenize, or of token shards
     out: OutputFolder  # checkpoint folder to write; a killed run resumes from here
     validation: Path | None = None  # folder of held-out token shards; default: those in --tokens
-    frames: int = 8  # frames of a training sequence
-    hold: float = 0.0  # share of frames that repeat the one before, under the action "none"
-    steps: int | None = None  # optimiser steps
-    minutes: float | None = None  # minutes of training; with --steps, what ends first
-    hours: float | None = None  # the same in hours; added to --minutes
-    # instead of these three: train a finished run for so much longer; if killed, the same command
-    # resumes it, up to the end that it had
+    frames: int = 8  # frames per training sequence
+    hold: float = 0.0  # share of frames that repeat the previous one, under the action "none"
+    steps: int | None = None  # optimizer steps
+    minutes: float | None = None  # minutes of training; with --steps, the first limit ends it
+    hours: float | None = None  # hours of training, added to --minutes
+    # instead of steps, minutes and hours: train a finished run for this many more minutes; if
+    # killed, the same command resumes it and keeps its end
     more_minutes: float | None = None
-    batch_size: int | None = None  # sequences a step and process; default: about 5,000 tokens
-    learning_rate: float  # peak; decays along a cosine to a tenth
-    # of linear warm-up; default 50 (finetune: 100), or a twentieth of the run where that is less
+    batch_size: int | None = None  # sequences per step and process; default: about 5,000 tokens
+    learning_rate: float  # peak learning rate; decays along a cosine to a tenth
+    # steps of linear warm-up; default: 50 (finetune: 100), at most a twentieth of the run
     warmup_steps: int | None = None
-    # muon for the blocks' matrices and adamw for the rest, or adamw for all
+    # muon for the matrices of blocks and adamw for the rest, or adamw for all
     optimizer: Literal["adamw", "muon"] = "muon"
-    weight_decay: float = 0.1  # of matrices; betas of AdamW are (0.9, 0.95)
-    clip_norm: float = 1.0  # gradients are scaled down to this norm
-    precision: str = "auto"  # bf16 autocast, no (float32), or what multiplies faster here
-    compile: bool = True  # torch.compile the loss where it pays: 10 minutes on a GPU or in bfloat16
-    seed: int = 0  # of weights and batches
+    weight_decay: float = 0.1  # weight decay of matrices; AdamW's betas are (0.9, 0.95)
+    clip_norm: float = 1.0  # maximum gradient norm; larger gradients are scaled down
+    precision: str = "auto"  # bf16 autocast, no (float32), or auto: the faster one here
+    compile: bool = True  # torch.compile the loss, in runs of 10 minutes on a GPU or in bfloat16
+    seed: int = 0  # seed of weights and batches
     log_every: int = 20  # steps between lines of log.jsonl
     save_minutes: float = 5.0  # minutes between checkpoints
-    strategy: tuple[str, ...]  # drawn for each step; with weights: raster k=1:2 k=1,d=14
-    context_frames: int  # frames at the start that are given, in raster order, and not learnt
-    # frames that may be seen, the one under way included, as in a stream that has outgrown its
-    # context, or sees fewer (play --remember); sequences are read in one go. Default: all
+    strategy: tuple[str, ...]  # strategies drawn for each step; with weights: raster k=1:2 k=1,d=14
+    context_frames: int  # frames at the start that are given, in raster order, and not learned
+    # maximum number of visible frames, including the current one, as in a stream with a full
+    # context or a limit (play --remember); sequences are still read in one pass. Default: all
     window: int | None = None
-    # let all layers but the first see the last positions only, as many as so many frames have: a
-    # long context costs less. Default: as the model does
+    # limit all layers but the first to the positions of this many latest frames: a long context
+    # costs less. Default: as in the model
     sliding_frames: int | None = None
-    corrupt: float = 0.0  # feed wrong tokens: a share of them, drawn for each step from 0 to this
-    # wrong tokens: any (uniform), or what the model itself would draw in their place (samples)
+    corrupt: float = 0.0  # maximum share of wrong input tokens; drawn per step from 0 to this
+    # kind of wrong tokens: any (uniform), or drawn by the model in their place (samples)
     corrupt_with: CorruptWith = "uniform"
     max_warm_up: ClassVar[int] = 50  # steps
 
@@ -182,7 +182,7 @@ class RunOptions:
         frames, kinds = self.frames, get_args(CorruptWith)
         min_window = max(2, self.context_frames)
         fits = self.window is None or min_window <= self.window < frames
-        what_outgrows_it = f"in [{min_window}, frames={frames}): what has more frames outgrows it"
+        window_range = f"in [{min_window}, frames={frames})"
         check_values(
             self,
             ("minutes", self.minutes is None or 0 < self.minutes < math.inf, "above 0"),
@@ -201,34 +201,34 @@ class RunOptions:
             ("corrupt", 0 <= self.corrupt < 1, "in [0, 1)"),
             ("corrupt_with", self.corrupt_with in kinds, f"one of {', '.join(kinds)}"),
             ("context_frames", 0 <= self.context_frames < frames, f"in [0, frames={frames})"),
-            ("window", fits, what_outgrows_it),
+            ("window", fits, window_range),
         )
         for strategy in self.mixture:
             strategy.check()
         lengths = "steps", "minutes", "hours"
         given = [name for name in lengths if getattr(self, name) != getattr(type(self), name)]
         if self.more_minutes is not None and given:
-            raise ValueError(f"more_minutes stands alone: leave {given[0]} out")
+            raise ValueError(f"{given[0]} must be left out with more_minutes")
         if self.corrupt_with != "uniform" and not self.corrupt:
-            raise ValueError(f"corrupt_with={self.corrupt_with} needs --corrupt, a share above 0")
+            raise ValueError(f"corrupt_with={self.corrupt_with} needs a --corrupt above 0")
 
     @property
     def seconds(self) -> float | None:
-        """The longest time to train; None: as long as the steps take."""
+        """The maximum training time; None: no limit."""
         minutes = (self.minutes or 0) + (self.more_minutes or 0)
         return 60 * minutes + 3600 * (self.hours or 0) or None
 
     @property
     def warm_up(self) -> int:
-        """Steps in which the learning rate rises; fewer where the time is shorter."""
+        """Steps of learning-rate warm-up; fewer for a short run."""
         if self.warmup_steps is not None:
             return self.warmup_steps
-        most = self.max_warm_up
-        return most if self.steps is None else min(most, int(self.steps * WARM_UP_SHARE))
+        limit = self.max_warm_up
+        return limit if self.steps is None else min(limit, int(self.steps * WARM_UP_SHARE))
 
     @property
     def compiles(self) -> bool:
-        """True where compiling the loss is wanted and possible, and there is time."""
+        """True if compiling the loss is requested, possible, and there is time for it."""
         is_long = self.seconds is None or self.seconds >= MIN_COMPILED_S
         return self.compile and is_long and find_compiler() is not None
 
@@ -237,17 +237,17 @@ class RunOptions:
         return self.frames * (clips.tokens[0, 0].numel() + 1) - 1
 
     def batch_of(self, clips: Any) -> int:
-        """Return the sequences of a step and process."""
+        """Return the sequences per step and process."""
         return self.batch_size or max(1, round(BATCH_TOKENS / self.length_of(clips)))
 
     def share_done(self, step: int, seconds: float, warm_up: int = 0) -> float:
-        """Return how much of a run, but for a warm-up, is over after so many steps and seconds."""
+        """Return the share of a run, without warm-up, done after these steps and seconds."""
         by_steps = 0.0 if self.steps is None else (step - warm_up) / (self.steps - warm_up)
         by_time = 0.0 if self.seconds is None else seconds / self.seconds
         return min(max(by_steps, by_time, 0.0), 1.0)
 
     def learning_rate_at(self, step: int, seconds: float = 0.0) -> float:
-        """Warm up linearly, by steps or the time, then follow a cosine to a tenth of the peak."""
+        """Warm up linearly, by steps or time, then follow a cosine to a tenth of the peak."""
         done, peak = self.share_done(step, seconds, self.warm_up), self.learning_rate
         by_time = 0.0 if self.warmup_steps is not None else done / WARM_UP_SHARE
         if step < self.warm_up and by_time < 1:
@@ -256,7 +256,7 @@ class RunOptions:
 
     @property
     def frames_held(self) -> int:
-        """Frames that a model's context has to hold."""
+        """Frames that the model's context must hold."""
         return self.window or self.frames
 
     @cached_property
@@ -264,7 +264,7 @@ class RunOptions:
         return parse_mixture(self.strategy)
 
     def purpose(self) -> dict[str, object]:
-        """Return what a run is for; two runs that differ in it are not the same one."""
+        """Return the purpose of a run; runs with different purposes are different runs."""
         names = ["context_frames", "frames"]
         names += ["window"] if self.window else []
         names += ["corrupt", "corrupt_with"] if self.corrupt else []
@@ -274,19 +274,19 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(RunOptions):
-    """Train a world model on what `diagd tokenize` wrote; the result is a folder to play.
+    """Train a world model on the folder of `diagd tokenize`; the result is a playable model folder.
 
-    Without --steps it takes 20 minutes, and a model that fits the time.
+    Without --steps it trains for 20 minutes, and sizes the model to that time.
     """
 
-    # preset, such as mc-ar-128x3, mc-ar-320x6, mc-ar-42m; default: sized to the time
+    # preset, such as mc-ar-128x3, mc-ar-320x6, mc-ar-42m; default: sized to the training time
     model: str | None = None
-    init: str | None = None  # checkpoint folder to take the weights from, instead of random ones
-    # peak; decays along a cosine to a tenth. Give mc-ar-42m and up 3e-4
+    init: str | None = None  # checkpoint folder with the initial weights; default: random ones
+    # peak learning rate; decays along a cosine to a tenth. Use 3e-4 for mc-ar-42m and larger
     learning_rate: float = 3e-3
-    # one is drawn for each step, with weights: raster k=1:2 k=1,d=14; a world is played under k=1
+    # strategies drawn for each step, with weights: raster k=1:2 k=1,d=14; worlds play with k=1
     strategy: tuple[str, ...] = ("raster", "k=1")
-    context_frames: int = 0  # frames at the start, in raster order, that are not learnt
+    context_frames: int = 0  # frames at the start, in raster order, that are not learned
 
     def __post_init__(self) -> None:
         choices = [name for name in PRESETS if name.startswith("mc-ar")]
@@ -302,14 +302,14 @@ class TrainOptions(RunOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneOptions(RunOptions):
-    """Finetune a model for diagonal schedules; the result is a folder that `generate` takes."""
+    """Finetune a model for diagonal decoding; the result is a model folder for `generate`."""
 
-    init: str  # model to start from: doom, or a checkpoint folder
-    # one is drawn for each step, with weights: raster k=1:2 k=1,d=14; one model learns them all
+    init: str  # model to finetune: doom, or a checkpoint folder
+    # strategies drawn for each step, with weights: raster k=1:2 k=1,d=14; one model learns all
     strategy: tuple[str, ...] = ("raster", "k=1", "k=2")
-    context_frames: int = 1  # frames at the start, in raster order, that are not learnt
-    steps: int = 5000  # optimiser steps
-    learning_rate: float = 1e-3  # peak; decays along a cosine to a tenth
+    context_frames: int = 1  # frames at the start, in raster order, that are not learned
+    steps: int = 5000  # optimizer steps
+    learning_rate: float = 1e-3  # peak learning rate; decays along a cosine to a tenth
     max_warm_up: ClassVar[int] = 100
 
     def purpose(self) -> dict[str, object]:
@@ -322,40 +322,40 @@ ROW_STARTS: tuple[RowStart, ...] = ("temporal",)
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """Measure what strategies cost a model on held-out clips; name the fastest within tolerance.
+    """Measure the loss of strategies on held-out clips; name the fastest one within a tolerance.
 
-    Candidates are those with a schedule: k=1, k=2,d=28/predecessor, zipar=4. Raster is always in.
+    Candidates have a schedule: k=1, k=2,d=28/predecessor, zipar=4. Raster is always included.
     """
 
-    tokens: Path  # folder from diagd tokenize, whose held-out part is taken, or of token shards
+    tokens: Path  # folder from diagd tokenize (its held-out part is used), or of token shards
     model: str = "doom"  # bundled model or checkpoint folder
-    baseline: str | None = None  # model whose raster order is the yardstick; default: the model's
-    tolerance: float = 0.02  # nats a token above raster that a strategy may cost
-    strategy: tuple[str, ...] = ()  # candidates by name; none: the diagonals of the next three
-    row_lag: RowLags = ()  # default 1, 2, 4, 8
-    overlap: bool = False  # actions are known ahead, so frames may overlap
-    row_start: tuple[RowStart, ...] = ROW_STARTS  # stand-ins to try; all cost nearly the same
-    by: tuple[Axis, ...] = ()  # show the gap by frame, row or column, too
-    clips: int | None = None  # held-out clips to judge by; default 16, or all
-    frames: int | None = None  # frames of a clip; default: as many as the model holds
-    context_frames: int = 1  # of them, frames that are given
-    seed: int = 0  # of the place of a window in its clip
-    device: Device = "cpu"  # cpu, cuda, cuda:1
-    out: OutputFolder | None = None  # folder for tune.json and plots
-    make_default: bool = False  # let the model's folder decode so where nothing else is asked for
+    baseline: str | None = None  # model whose raster order is the reference; default: --model
+    tolerance: float = 0.02  # maximum loss over raster order, in nats per token
+    strategy: tuple[str, ...] = ()  # candidates by name; default: the diagonals below
+    row_lag: RowLags = ()  # row lags of diagonals; default: 1, 2, 4, 8
+    overlap: bool = False  # overlap frames, for actions known in advance
+    row_start: tuple[RowStart, ...] = ROW_STARTS  # row starts to try; all cost nearly the same
+    by: tuple[Axis, ...] = ()  # also report the gap by frame, row or column
+    clips: int | None = None  # number of held-out clips; default: 16, or all
+    frames: int | None = None  # frames per clip; default: as many as the model's context holds
+    context_frames: int = 1  # frames of each clip that are given
+    seed: int = 0  # seed of the position of a window in its clip
+    device: Device = "cpu"  # run on cpu, cuda or cuda:1
+    out: OutputFolder | None = None  # folder to write tune.json and plots to
+    make_default: bool = False  # store the choice as the default strategy in the model's folder
 
     def __post_init__(self) -> None:
         check_at_least(self, tolerance=0, clips=1, context_frames=1)
         if self.make_default and self.model in available_models():
-            raise ValueError(f"make_default changes a folder of yours, and {self.model} is bundled")
+            raise ValueError(f"make_default needs your own model folder, got {self.model}")
         if not self.row_start:
-            raise ValueError("row_start must name at least one policy")
+            raise ValueError("row_start must not be empty")
         if self.strategy and (self.row_lag or self.overlap or self.row_start != ROW_STARTS):
-            raise ValueError("strategy names the candidates: leave row_lag, overlap, row_start out")
+            raise ValueError("row_lag, overlap and row_start must be left out with strategy")
         starts = (Diagonal(1, row_start=row_start) for row_start in self.row_start)
         for strategy in (*self.named, *map(Diagonal, self.row_lag), *starts):
             if not strategy.has_schedule:
-                raise ValueError(f"tune compares schedules: leave {strategy} out")
+                raise ValueError(f"strategy must have a schedule, got {strategy}")
             strategy.check()
 
     @cached_property

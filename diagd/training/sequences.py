@@ -1,4 +1,4 @@
-"""Sequences of tokens and actions, cut out of clips at places drawn by a seed."""
+"""Sequences of tokens and actions, cut from clips at positions drawn with a seed."""
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from diagd.tokenizers.shards import TokenClips
 
 
 def generator_of(*key: int) -> torch.Generator:
-    """Return a generator for a key, of which all counts: torch takes the low 32 bits of a seed."""
+    """Return a generator for a key, using all of it: torch uses the low 32 bits of a seed."""
     (seed,) = np.random.SeedSequence(key).generate_state(1)
     return torch.Generator().manual_seed(int(seed))
 
@@ -16,8 +16,8 @@ def generator_of(*key: int) -> torch.Generator:
 def sequences(clips: TokenClips, indices: Tensor, times: Tensor) -> Tensor:
     """Interleave frames of clips with the actions between them: frame, action, frame ...
 
-    Of each clip, (B,), the frames at times (B, T) make a row of (B, T * (height * width + 1) - 1);
-    action ids follow the visual ids. A frame that repeats the one before it stands under "none".
+    The frames of each clip (B,) at times (B, T) make a row (B, T * (height * width + 1) - 1);
+    action ids follow the visual ids. A frame that repeats the previous one has the action "none".
     """
     visual = clips.tokens[indices[:, None], times].flatten(2).long()
     actions = clips.actions[indices[:, None], times].long()
@@ -29,7 +29,7 @@ def sequences(clips: TokenClips, indices: Tensor, times: Tensor) -> Tensor:
 
 
 def draw_batch(clips: TokenClips, frames: int, size: int, seed: int, hold: float = 0.0) -> Tensor:
-    """Draw `size` sequences by the seed alone; each frame repeats the last with chance `hold`."""
+    """Draw `size` sequences by the seed alone; frames repeat the last with probability `hold`."""
     generator = generator_of(seed)
     indices = torch.randint(len(clips.tokens), (size,), generator=generator)
     starts = torch.randint(clips.tokens.shape[1] - frames + 1, (size,), generator=generator)
@@ -39,9 +39,9 @@ def draw_batch(clips: TokenClips, frames: int, size: int, seed: int, hold: float
 
 
 def windows(clips: TokenClips, size: int, frames: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Cut a window, at a place drawn by the seed, out of each of the first `size` clips.
+    """Cut a window, at a position drawn with the seed, from each of the first `size` clips.
 
-    Returns ids of a model, int64: tokens (size, frames, height, width), actions (size, frames, 1).
+    Returns the model's ids, int64: tokens (size, frames, height, width), actions (size, frames, 1).
     """
     num_clips, length = clips.tokens.shape[:2]
     for name, asked, there in (("clips", size, num_clips), ("frames", frames, length)):

@@ -1,4 +1,4 @@
-"""The model that a run starts from, fitted to its clips, and the optimisers that train it."""
+"""The initial model of a run, fitted to its clips, and the optimizers that train it."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ from diagd.training.options import RunOptions
 
 
 def check_fit(model: str, config: ModelConfig, clips: TokenClips) -> None:
-    """Raise ValueError unless a model, of that name or folder, was made for the clips' tokens."""
+    """Raise ValueError unless a model, by its name or folder, matches the clips' tokens."""
     names = ()
     if config.num_action_tokens:
         folder = checkpoints.model_path(model)
@@ -26,30 +26,28 @@ def check_fit(model: str, config: ModelConfig, clips: TokenClips) -> None:
     for what, of_model, of_clips in (
         ("grid", (config.grid_height, config.grid_width), tuple(clips.tokens.shape[2:])),
         ("number of visual ids", config.image_vocab_size, clips.codebook_size),
-        ("number of action tokens a frame", config.num_action_tokens, 1),
+        ("number of action tokens per frame", config.num_action_tokens, 1),
         ("actions", names, clips.action_names),
     ):
         if of_model != of_clips:
             raise ValueError(
-                f"the clips do not fit {model}: {what} is {of_clips}, the model's {of_model}"
+                f"clips do not match {model}: {what} is {of_clips}, the model's {of_model}"
             )
     check_tokenizer(model, clips)
 
 
 def check_tokenizer(model: str, clips: TokenClips) -> None:
-    """Raise ValueError if a model brings a tokenizer, and the clips are tokens of another one."""
+    """Raise ValueError if the clips are tokens of another tokenizer than the model's own."""
     folder = checkpoints.model_path(model) / checkpoints.TOKENIZER_FOLDER
     tokenizer = checkpoints.load_tokenizer(folder) if folder.is_dir() and clips.codebook else None
     if isinstance(tokenizer, VQTokenizer) and codebook_fingerprint(tokenizer) != clips.codebook:
-        raise ValueError(
-            f"the clips do not fit {model}: they are tokens of another tokenizer than its own"
-        )
+        raise ValueError(f"clips do not match {model}: they were tokenized with another tokenizer")
 
 
 def fit_config(
     preset: str, clips: TokenClips, frames: int, sliding_frames: int | None = None
 ) -> ModelConfig:
-    """Fit a preset to the data: its grid, its vocabulary, a context of so many frames."""
+    """Fit a preset to the data: its grid, its vocabulary, and a context of `frames` frames."""
     grid_height, grid_width = clips.tokens.shape[2:]
     config = dataclasses.replace(
         PRESETS[preset],
@@ -64,7 +62,7 @@ def fit_config(
 
 
 def slide(config: ModelConfig, frames: int | None) -> ModelConfig:
-    """Let layers but the first see as many positions as so many frames have; None: no change."""
+    """Limit layers but the first to the positions of `frames` frames; None: no change."""
     if frames is None:
         return config
     window = frames * (config.tokens_per_frame + config.num_action_tokens)
@@ -73,22 +71,22 @@ def slide(config: ModelConfig, frames: int | None) -> ModelConfig:
 
 
 def start_model(config: ModelConfig, seed: int, init: str | None = None) -> Transformer:
-    """Make a model of random weights, with aimed heads where positions allow it.
+    """Make a model with random weights, with aimed heads if its positions allow them.
 
-    Or load the weights of the checkpoint folder `init`, whose context may be of another length.
+    Or load the weights of the checkpoint folder `init`, whose context length may differ.
     """
     model = Transformer.random(config, seed=seed)
     if init is None:
         return aim_heads(model) if config.bias and config.position == "rope3d" else model
     source = checkpoints.load_model(init)
     if dataclasses.replace(source.config, max_positions=config.max_positions) != config:
-        raise ValueError(f"init: {init} is a model of another shape or vocabulary")
+        raise ValueError(f"init: {init} has another shape or vocabulary")
     model.load_state_dict(source.state_dict())
     return model
 
 
-# (frames, rows, columns) from the lane that looks to the token looked at, by layer and head. The
-# lane at column j predicts column j + 1, so (-1, 0, 1) is the place it writes, one frame back.
+# (frames, rows, columns) from a lane to the token it attends to, by layer and head. The lane at
+# column j predicts column j + 1, so (-1, 0, 1) is the place that it writes, one frame back.
 OFFSETS = (
     ((-1, 0, 1), (-1, 0, -1), (-1, 0, 3), (0, -1, 1), (0, 0, -1)),
     ((-1, 0, 1), (-1, 1, 1), (-1, -1, 1), (0, -1, 0), (0, -1, 2)),
@@ -100,11 +98,11 @@ SHARPNESS = 6.0  # squared length of a bias in every rotary plane
 
 @torch.no_grad()
 def aim_heads(model: Transformer) -> Transformer:
-    """Set the query and key biases of the first heads so that each looks at its place in OFFSETS.
+    """Set the query and key biases of the first heads so that each attends to its OFFSETS entry.
 
-    The biases alone make a rotary head attend to a fixed offset in (frame, row, column), whatever
-    the tokens are. Finding such heads is what a randomly started model spends its first millions of
-    tokens on (dev/LOG.md); training then bends them to the motion.
+    Biases alone make a rotary head attend to a fixed offset in (frame, row, column), whatever the
+    tokens are. A randomly initialized model spends its first millions of tokens on finding such
+    heads (dev/LOG.md); training then adapts them to the motion.
     """
     config = model.config
     if config.position != "rope3d" or not config.bias or config.num_kv_heads != config.num_heads:
@@ -125,7 +123,7 @@ def aim_heads(model: Transformer) -> Transformer:
 
 
 def choose_precision(asked: str) -> str:
-    """Return "bf16" or "no"; for "auto" bf16 where the device that trains multiplies it."""
+    """Return "bf16" or "no"; "auto" is bf16 if the training device multiplies it."""
     if asked != "auto":
         return asked
     return "bf16" if _trains_in_bfloat16() else "no"
@@ -136,7 +134,7 @@ def _trains_in_bfloat16() -> bool:
 
 
 class FloatMuon(torch.optim.Muon):
-    """Muon whose products are of float32, for devices that do not multiply bfloat16.
+    """Muon with float32 products, for devices that do not multiply bfloat16.
 
     There torch's own takes twenty times as long, more than the gradients (dev/LOG.md).
     """
@@ -152,7 +150,7 @@ class FloatMuon(torch.optim.Muon):
                 wide = update if len(update) <= update.shape[1] else update.T
                 wide = wide / wide.norm().clamp(min=group["eps"])
                 a, b, c = group["ns_coefficients"]
-                for _ in range(group["ns_steps"]):  # towards a matrix whose singular values are 1
+                for _ in range(group["ns_steps"]):  # all singular values converge to 1
                     gram = wide @ wide.T
                     wide = a * wide + (b * gram + c * gram @ gram) @ wide
                 update = wide if len(update) <= update.shape[1] else wide.T
@@ -161,7 +159,7 @@ class FloatMuon(torch.optim.Muon):
 
 
 def make_optimizers(model: Transformer, options: RunOptions) -> list[torch.optim.Optimizer]:
-    """Make AdamW for all weights, or Muon for the blocks' matrices and AdamW for the others."""
+    """Make AdamW for all weights, or Muon for the matrices of blocks and AdamW for the rest."""
     rate, decay = options.learning_rate, options.weight_decay
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
@@ -171,7 +169,7 @@ def make_optimizers(model: Transformer, options: RunOptions) -> list[torch.optim
         in_blocks = {id(p) for p in blocks}
         matrices = [p for p in matrices if id(p) not in in_blocks]
         muon = torch.optim.Muon if _trains_in_bfloat16() else FloatMuon
-        scale = "match_rms_adamw"  # so that AdamW's learning rate serves both
+        scale = "match_rms_adamw"  # so that AdamW's learning rate fits both
         optimizers.append(muon(blocks, rate, decay, adjust_lr_fn=scale))
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     return [*optimizers, torch.optim.AdamW(groups, rate, (0.9, 0.95), weight_decay=decay)]

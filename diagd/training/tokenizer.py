@@ -1,9 +1,10 @@
 """Train a frame tokenizer on clips, and measure it.
 
-The codebook follows a moving average of the encoder outputs it stands for (van den Oord et al.,
-arXiv:1711.00937, appendix A.1); codes out of use start again at an encoder output. Squared errors
-alone paint the mean of all that a code may stand for: a discriminator (`sharpen`) asks for pictures
-that look true (Esser et al., arXiv:2012.09841).
+The codebook follows a moving average of the encoder outputs assigned to its codes (van den Oord et
+al., arXiv:1711.00937, appendix A.1); unused codes restart at an encoder output. Squared errors
+alone
+decode the mean of everything that a code stands for: a discriminator (`sharpen`) asks for realistic
+pictures (Esser et al., arXiv:2012.09841).
 """
 
 import json
@@ -34,16 +35,16 @@ from diagd.weight_files import UNPICKLING_ERRORS, write_torch_file
 
 LOG_NAME = "log.jsonl"
 STATE_NAME = "training/state.pt"
-OF_TRAINING = (LOG_NAME, Path(STATE_NAME).parts[0])  # what those who use a tokenizer do not need
+OF_TRAINING = (LOG_NAME, Path(STATE_NAME).parts[0])  # not needed to use a tokenizer
 LOG_EVERY = 50
 COMMITMENT = 0.25  # weight of the encoder's distance to its codes
 DECAY = 0.98  # of the codebook's moving average
-DEAD_SHARE = 0.1  # a code used less than this share of the mean is dead
-RESEED_EVERY = 10  # steps between looks for dead codes, up to four fifths of training
-WARM_UP = 0.05  # share of training in which the learning rate rises
-HEARD = 0.2  # share of training in which the weight of the discriminator rises
-ALIKE = 2.0  # weight of what a discriminator sees in a picture, beside whether it is true
-# options on which the tokenizer does not depend, so that a run may go on under others
+DEAD_SHARE = 0.1  # a code used less than this share of the mean count is dead
+RESEED_EVERY = 10  # steps between checks for dead codes, during the first four fifths of training
+WARM_UP = 0.05  # share of training with a rising learning rate
+HEARD = 0.2  # share of training over which the weight of the discriminator rises
+ALIKE = 2.0  # weight of the discriminator's feature matching, relative to its score
+# options that do not affect the tokenizer, so that a run may continue with others
 WITHOUT_EFFECT = ("threads", "device", "out", "tokenizer", "actions", "checkpoint_s")
 
 
@@ -61,7 +62,7 @@ def load_frames(paths: list[Path], options: TokenizeOptions) -> Tensor:
 
 
 def prepare_tokenizer(options: TokenizeOptions, clips: list[Path]) -> VQTokenizer:
-    """Load the tokenizer named, or train one in the folder --out unless a run has."""
+    """Load the tokenizer given, or train one in the folder --out unless already trained."""
     if options.tokenizer is not None:
         return VQTokenizer.from_pretrained(options.tokenizer)
     folder = options.out / TOKENIZER_FOLDER
@@ -69,14 +70,14 @@ def prepare_tokenizer(options: TokenizeOptions, clips: list[Path]) -> VQTokenize
         if options.share_done(*read_state(state, options)["progress"]) >= 1:
             return VQTokenizer.from_pretrained(folder)
     elif any(options.out.glob("*/shard_*.safetensors")):
-        raise ValueError(f"{options.out} holds tokens of another tokenizer: name it by --tokenizer")
+        raise ValueError(f"{options.out} holds tokens of another tokenizer: give it as --tokenizer")
     return train_tokenizer(options, load_frames(clips, options), folder)
 
 
 def train_tokenizer(
     options: TokenizeOptions, frames: Tensor, folder: Path, width: int = 128
 ) -> VQTokenizer:
-    """Train on (F, H_px, W_px, 3) uint8, or go on where a killed run of the same options ended."""
+    """Train on (F, H_px, W_px, 3) uint8, or resume a killed run of the same options."""
     if options.init is not None:
         tokenizer = VQTokenizer.from_pretrained(options.init)
     else:
@@ -106,12 +107,12 @@ def train_tokenizer(
                 trainer.save(state)
                 saved = time.monotonic()
     tokenizer.save_pretrained(folder)
-    trainer.save(state)  # last: a state at its end means that the tokenizer is whole
-    return VQTokenizer.from_pretrained(folder)  # with the weights as they are stored
+    trainer.save(state)  # last: a final state means that the tokenizer is complete
+    return VQTokenizer.from_pretrained(folder)  # with the weights as stored
 
 
 class Discriminator(nn.Module):
-    """Tell painted pictures from true ones, patch by patch."""
+    """Tell reconstructed pictures from true ones, patch by patch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,9 +123,9 @@ class Discriminator(nn.Module):
         )
 
     def forward(self, pictures: Tensor) -> list[Tensor]:
-        """Return what each layer sees in pictures (B, 3, H_px, W_px) in [-1, 1].
+        """Return the features of each layer for pictures (B, 3, H_px, W_px) in [-1, 1].
 
-        The last is (B, 1, H_px / 4, W_px / 4), above 0 where they look true.
+        The last is (B, 1, H_px / 4, W_px / 4), above 0 where pictures look true.
         """
         seen = [self.layers[0](pictures)]
         for layer in self.layers[1:]:
@@ -132,7 +133,7 @@ class Discriminator(nn.Module):
         return seen
 
     def losses(self, painted: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of who painted, and this network's own (hinge)."""
+        """Return the generator's loss, and this network's own (hinge)."""
         *ours, fake = self(painted)
         *theirs, real = self(true)
         alike = [
@@ -144,9 +145,9 @@ class Discriminator(nn.Module):
 
 
 class TokenizerTrainer:
-    """Model, optimizer and codebook statistics: everything a checkpoint holds.
+    """Model, optimizer and codebook statistics: the contents of a checkpoint.
 
-    The batch of a step follows from (seed, step) alone; each worker trains on its share of it.
+    The batch of a step follows from (seed, step) alone; each worker trains on a share of it.
     """
 
     def __init__(self, options: TokenizeOptions, tokenizer: VQTokenizer) -> None:
@@ -165,7 +166,7 @@ class TokenizerTrainer:
                 self.discriminator = Discriminator().to(self.device)
         networks = [model, *([] if self.discriminator is None else [self.discriminator])]
         self.weights = [[w for w in one.parameters() if w.requires_grad] for one in networks]
-        betas = (0.5, 0.9) if options.sharpen else (0.9, 0.95)  # of a game, the aim moves
+        betas = (0.5, 0.9) if options.sharpen else (0.9, 0.95)  # adversarial: a moving target
         groups, rate = [{"params": weights} for weights in self.weights], options.learning_rate
         self.optimizer = torch.optim.AdamW(groups, rate, betas, weight_decay=1e-4, fused=True)
         self.counts = torch.ones(tokenizer.codebook_size, device=self.device)
@@ -183,13 +184,13 @@ class TokenizerTrainer:
         rows = torch.randint(len(frames), (options.batch_size,), generator=generator)
         batch = frames[rows].to(self.device)
         if self.discriminator is not None:
-            # a forward in training mode moves the spectral norms, and workers would race for them
+            # a forward in training mode updates spectral norms, on which workers would race
             self.discriminator.train()(normalise(batch[:1]))
             self.discriminator.eval()
         shares = pool.map(self._gradients, batch.chunk(options.threads))
         gradients, losses, errors, latents, ids = zip(*shares, strict=True)
         for weight, *parts in zip(chain(*self.weights), *gradients, strict=True):
-            # in the memory layout of the weight: the fused AdamW on CPUs does not look at strides
+            # in the weight's memory layout: the fused AdamW on CPUs ignores strides
             weight.grad = torch.empty_like(weight).copy_(torch.stack(parts).mean(dim=0))
         for each in self.weights:
             torch.nn.utils.clip_grad_norm_(each, 1.0)
@@ -235,7 +236,7 @@ class TokenizerTrainer:
     def _follow_latents(
         self, latents: Tensor, ids: Tensor, generator: torch.Generator
     ) -> tuple[int, float]:
-        """Move the codebook; returns how many codes are in use and their perplexity."""
+        """Update the codebook; return the number of codes in use and their perplexity."""
         ids, vectors = ids.flatten(), latents.movedim(1, -1).flatten(0, -2)
         used = torch.bincount(ids, minlength=len(self.counts)).float()
         self.counts.lerp_(used, 1 - DECAY)
@@ -254,10 +255,10 @@ class TokenizerTrainer:
         return len(dead) - int(dead.sum()), torch.special.entr(share).sum().exp().item()
 
     def check_finite(self) -> None:
-        """Raise ValueError where training diverged, before anything good is overwritten."""
+        """Raise ValueError if training diverged, before a good checkpoint is overwritten."""
         if not all(weight.isfinite().all() for weight in self.tokenizer.model.parameters()):
             raise ValueError(
-                f"training diverged by step {self.step}: choose a lower --learning-rate and "
+                f"training diverged by step {self.step}: use a lower --learning-rate and "
                 "another --out"
             )
 
@@ -283,21 +284,21 @@ class TokenizerTrainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.counts, self.sums = state["counts"].to(self.device), state["sums"].to(self.device)
         self.step, self.seconds = state["progress"]
-        self.rounds = state.get("rounds", self.rounds)  # wherever the run goes on
+        self.rounds = state.get("rounds", self.rounds)  # kept wherever the run resumes
 
 
 def read_state(path: Path, options: TokenizeOptions) -> dict[str, Any]:
-    """Read what a run has saved, or raise ValueError if it is of other options."""
+    """Read the state of a run; ValueError if it has other options."""
     try:
         state = torch.load(path, "cpu", weights_only=True)
     except UNPICKLING_ERRORS:
-        raise ValueError(f"{path} is corrupt, delete it to start again") from None
+        raise ValueError(f"{path}: corrupt, delete it to start again") from None
     refuse_other_run(f"{path} is of a run with", state["options"], _settings(options))
     return state
 
 
 def _settings(options: TokenizeOptions) -> dict[str, str]:
-    """Spell the options on which the result depends; files by their whole path."""
+    """Format the options on which the result depends; files by their absolute path."""
     fields = {n: value for n, value in asdict(options).items() if n not in WITHOUT_EFFECT}
     paths = {n: value.resolve() for n, value in fields.items() if isinstance(value, Path)}
     return {name: str(value) for name, value in (fields | paths).items()}
@@ -321,7 +322,7 @@ def _warm_cosine(done: float) -> float:
 
 @torch.inference_mode()
 def measure_tokenizer(tokenizer: VQTokenizer, frames: Tensor) -> dict[str, float]:
-    """Reconstruct (F, H_px, W_px, 3) uint8 frames; measure quality, use of codes, time a frame."""
+    """Reconstruct (F, H_px, W_px, 3) uint8 frames; measure quality, code use, time per frame."""
     used = torch.zeros(tokenizer.codebook_size)
     seconds = torch.zeros(2)
     qualities: list[Tensor] = []
@@ -340,7 +341,7 @@ def measure_tokenizer(tokenizer: VQTokenizer, frames: Tensor) -> dict[str, float
     return {
         "psnr": round(quality.mean().item(), 3),
         "psnr_min": round(quality.min().item(), 3),
-        "sharpness": round(torch.cat(sharp).median().item(), 3),  # share of the true one
+        "sharpness": round(torch.cat(sharp).median().item(), 3),  # relative to the true frames
         "codes_used": int((used > 0).sum()),
         "perplexity": round(torch.special.entr(used / used.sum()).sum().exp().item(), 1),
         "encode_ms": round(1000 * seconds[0].item() / len(frames), 2),

@@ -1,12 +1,12 @@
-"""`diagd train` and `diagd finetune`: train a world, or a model for the schedules it decodes by.
+"""`diagd train` and `diagd finetune`: train a world, or adapt a model to diagonal schedules.
 
-`diagd train` sizes a model to the time there is: the largest that sees at least 3 tokens for each
-of its weights, as fast as this machine is measured to train. Tokens that are read again teach less:
-n passes over the same data are worth 1 + 15 * (1 - exp(-(n - 1) / 15)) passes over new data
-(arXiv:2305.16264), and after 40 passes a run ends even if there is time left.
+`diagd train` sizes a model to the training time: the largest that sees at least 3 tokens for each
+of its weights, at this machine's measured speed. Repeated tokens teach less: n passes over the
+same data are worth 1 + 15 * (1 - exp(-(n - 1) / 15)) passes over new data (arXiv:2305.16264), and a
+run ends after 40 passes even if there is time left.
 
-`diagd finetune` trains shortly under the visibility of diagonals, which a model trained in raster
-order has never seen (arXiv:2503.14070, section 3.3; `diagd.decoding.teacher_forcing`).
+`diagd finetune` trains briefly under the visibility of diagonals, which a model trained in raster
+order has not seen (arXiv:2503.14070, section 3.3; `diagd.decoding.teacher_forcing`).
 
 diagd train --tokens tokens --out world --minutes 20
 diagd train --tokens tokens/train --validation tokens/heldout --out world
@@ -51,22 +51,22 @@ from diagd.training.mixture import MixtureLoss
 from diagd.training.options import FinetuneOptions, RunOptions, TrainOptions
 from diagd.training.sequences import draw_batch, windows
 
-DEFAULT_MODEL = "mc-ar-doom"  # where steps are given, and no time to size a model to
+DEFAULT_MODEL = "mc-ar-doom"  # for a given number of steps, with no time to size a model to
 TOKENS_A_WEIGHT = 3.0
 WORTH_OF_PASSES = 15.0
 MAX_PASSES = 40
-USEFUL_PASSES = 8  # beyond them, more clips would teach more than more time
+USEFUL_PASSES = 8  # with more passes, more clips help more than more time
 PLAN_FILE = "plan.json"
 PROBED = ("mc-ar-128x3", "mc-ar-256x5")
 PROBE_STEPS = 3
-PROBE_SHARE = 0.1  # of the time, at most, but for a step that is under way
-RISE = 0.02  # nats a token by which a held-out loss has clearly risen
+PROBE_SHARE = 0.1  # maximum share of the time, except for a step in progress
+RISE = 0.02  # nats per token by which a held-out loss has clearly risen
 PICTURE = "dreams.png"
-STRATEGY = "k=1"  # of dreams, as the page decodes
+STRATEGY = "k=1"  # of dreams, as in the web page
 
 
 def pretrain(options: TrainOptions) -> dict[str, Any]:
-    """Train a world to the end, from the newest checkpoint if there is one; report the losses."""
+    """Train a world to the end, from the latest checkpoint if there is one; report the losses."""
     clips, held_out = read_clips(options := decide_precision(options))
     setup.check_tokenizer(str(options.tokens.absolute()), clips)
     told = ""
@@ -88,23 +88,23 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
 
 
 def finetune(options: FinetuneOptions) -> dict[str, Any]:
-    """Finetune to the last step, from the newest checkpoint if there is one; report the losses."""
+    """Finetune to the last step, from the latest checkpoint if there is one; report the losses."""
     clips, held_out = read_clips(options := decide_precision(options))
     source = load_model(options.init)
-    with torch.device("meta"):  # the weights are the source's own
+    with torch.device("meta"):  # the weights are those of the source
         model = Transformer(setup.slide(source.config, options.sliding_frames))
     model.load_state_dict(source.state_dict(), assign=True)
     setup.check_fit(options.init, model.config, clips)
     held, max_frames = options.frames_held, model.config.frames_held
     if options.window is not None and not model.relative_positions:
         raise ValueError(
-            f"window: {options.init} knows absolute positions, so nothing may outgrow its "
-            f"context of {max_frames} frames: leave it out"
+            f"window must be left out: {options.init} has absolute positions, so frames must "
+            f"fit into its context of {max_frames}"
         )
     if held > max_frames:
         name = "window" if options.window else "frames"
         raise ValueError(
-            f"{name} must be at most {max_frames}, which {options.init} holds, got {held}; "
+            f"{name} must be at most {max_frames}, the context of {options.init}, got {held}; "
             f"with --window {max_frames} there may be more frames"
         )
     return _train("finetune", options, clips, held_out, model, model_path(options.init))
@@ -119,17 +119,17 @@ def _train(
     parts: Path,
     plan: str = "",
 ) -> dict[str, Any]:
-    """Train from the start, or from the newest checkpoint, to the end; report the losses.
+    """Train from the start, or from the latest checkpoint, to the end; report the losses.
 
-    The folder becomes a world, by the `parts` beside a model in another one, with a record of the
-    run in COMMAND.json. The plan is told where it starts.
+    The folder becomes a world, with the `parts` from another folder and a record of the run in
+    COMMAND.json. The plan is printed at the start.
     """
     purpose, folder, tokens = options.purpose(), options.out, options.tokens
     run = TrainingRun(options, clips, model, {command: purpose})
     is_main = run.accelerator.is_main_process
-    run.resume()  # it makes files, so not before the lags are known to fit
+    run.resume()  # creates files, so only after the lags have been checked
     if is_main:
-        if not run.step:  # later ones may be the user's, as what `tune --make-default` chose
+        if not run.step:  # later the user may have changed them, such as by `tune --make-default`
             copy_parts(parts, folder)
         write_json(folder / f"{command}.json", {**purpose, "options": asdict(options)})
     console = make_console(is_main)
@@ -147,18 +147,18 @@ def _train(
         )
     else:
         console.print(
-            f"{folder} has no tokenizer, since {tokens} has none: "
-            "the folder that diagd tokenize writes has one"
+            f"{folder} has no tokenizer, as {tokens} has none: "
+            "use the folder that diagd tokenize writes"
         )
     return report
 
 
 def _state_of(run: TrainingRun, command: str) -> str:
-    """Describe a run that was begun before: what is left of it, or what would be more."""
+    """Describe a run that was started before: what is left of it, or how to extend it."""
     if run.share_done >= 1:
         return (
             f"{run.options.out} is finished, after {run.step} steps in {duration(run.seconds)}; to "
-            f"train it for longer: the same diagd {command} with --more-minutes 10 in place of "
+            f"train longer, run the same diagd {command} with --more-minutes 10 instead of "
             "--minutes, --hours and --steps"
         )
     budget = run.options.seconds
@@ -167,13 +167,13 @@ def _state_of(run: TrainingRun, command: str) -> str:
 
 
 def _look(run: TrainingRun, held_out: TokenClips, console: Console) -> Look:
-    """Look at the held-out loss, and paint a strip if there is a tokenizer and one process."""
+    """Measure the held-out loss, and draw a strip if there is a tokenizer and one process."""
     strip, folder, out = None, run.options.tokens / TOKENIZER_FOLDER, run.options.out
     if folder.is_dir() and run.accelerator.num_processes == 1:
         tokenizer = VQTokenizer.from_pretrained(folder)
         strip = DreamStrip(out, held_out, tokenizer, run.options.frames)
     pictures = f"{out}/loss.png" + ("" if strip is None else f" and {out}/{PICTURE}")
-    console.print(f"how it goes: {pictures}")
+    console.print(f"progress: {pictures}")
 
     def look() -> dict[str, Any]:
         if strip is not None:
@@ -190,21 +190,21 @@ def _warn_of_clips_learnt_by_heart(log: Path, console: Console) -> None:
     if looks and looks[-1][0] > best + RISE:
         console.print(
             f"the held-out loss was {best:.3f} at step {step} and is {looks[-1][0]:.3f} now: "
-            "record more clips, or train for less time"
+            "record more clips or train for less time"
         )
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The model and the amount of data of a run in a given time."""
+    """Model and amount of data of a run of a given time."""
 
     model: str  # preset
     weights: int
-    sized: bool  # the model was chosen, not named
-    steps: int  # after which the run ends even if there is time left
-    tokens: float  # about as many are read
+    sized: bool  # the model was sized, not given
+    steps: int  # limit of the run, even if there is time left
+    tokens: float  # approximate number of tokens read
     data_tokens: int  # in all clips
-    spent: float = 0.0  # seconds of the time, by planning; kept, for a resumed run has as many left
+    spent: float = 0.0  # seconds spent on planning; stored, as a resumed run has less left
 
     @property
     def passes(self) -> float:
@@ -212,38 +212,38 @@ class RunPlan:
 
     @property
     def worth(self) -> float:
-        """Number of new tokens that would teach as much."""
+        """Number of new tokens of the same value."""
         again = max(self.passes - 1, 0.0)
         worth = 1 + WORTH_OF_PASSES * (1 - math.exp(-again / WORTH_OF_PASSES))
         return self.data_tokens * min(self.passes, worth)
 
     def describe(self, seconds: float) -> str:
-        """Describe in a few lines a run that has so many seconds left."""
+        """Describe in a few lines a run with `seconds` left."""
         ends = datetime.now() + timedelta(seconds=seconds)
         model = f"{self.model}, {_count(self.weights)} weights"
         if self.sized:
-            model += f": as large as {TOKENS_A_WEIGHT:g} tokens a weight allow, or the smallest"
+            model += f": the largest with {TOKENS_A_WEIGHT:g} tokens per weight, or the smallest"
         lines = [
             model,
-            f"until {ends:%H:%M} at the latest: about {_count(self.tokens)} tokens, "
+            f"ends by {ends:%H:%M}: about {_count(self.tokens)} tokens, "
             f"{self.passes:.1f} passes over the {_count(self.data_tokens)} of the clips "
             "(the bundled `maze`: 8.3M weights, 29M tokens, 1.3 passes)",
         ]
         if self.passes >= MAX_PASSES:
-            lines.append(f"it ends after {MAX_PASSES} passes: further ones teach next to nothing")
+            lines.append(f"it ends after {MAX_PASSES} passes: more have almost no effect")
         if self.passes > USEFUL_PASSES:
-            lines.append("more clips would teach it more than more time")
+            lines.append("more clips would help more than more time")
         return "\n".join(lines)
 
 
 def plan_run(options: TrainOptions, clips: TokenClips) -> RunPlan:
-    """Choose a model for the time unless one is named; the plan of a killed run is kept."""
+    """Choose a model for the time unless one is given; a killed run's plan is kept."""
     model = options.model
     if (plan := read_plan(options)) and model in (None, plan.model):
         return plan
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if model is None and processes > 1:
-        raise ValueError("a model is sized on one process: with several, name it by --model")
+        raise ValueError("model must be given for several processes: it is sized by a single one")
     assert options.seconds is not None
     began, started, costs = monotonic(), time.monotonic(), list[tuple[int, float]]()
     with waiting("measuring how fast this machine trains"):
@@ -251,9 +251,9 @@ def plan_run(options: TrainOptions, clips: TokenClips) -> RunPlan:
             left = PROBE_SHARE * options.seconds - (time.monotonic() - started)
             if not costs or left > 0:
                 costs.append(_probe(options, clips, name, left))
-    if len(costs) == 1:  # a step that took that long is all arithmetic: it grows with the weights
+    if len(costs) == 1:  # such a long step is all arithmetic, proportional to the weights
         costs.insert(0, (0, 0.0))
-    # several processes need one budget, and each has measured for a time of its own
+    # several processes need one budget, but measured for different times
     spent = 0.0 if "WORLD_SIZE" in os.environ else monotonic() - began
     seconds_left = max(options.seconds - spent, 1.0)
     data_tokens = len(clips.tokens) * clips.tokens.shape[1] * (clips.tokens[0, 0].numel() + 1)
@@ -267,23 +267,23 @@ def plan_run(options: TrainOptions, clips: TokenClips) -> RunPlan:
         plans.append(RunPlan(name, weights, model is None, steps, tokens, data_tokens, spent))
     affordable = [plan for plan in plans if plan.worth >= TOKENS_A_WEIGHT * plan.weights]
     plan = [*plans[:1], *affordable][-1]
-    if os.environ.get("RANK", "0") == "0":  # others differ in what they have measured
+    if os.environ.get("RANK", "0") == "0":  # other processes measured other values
         write_json(options.out / PLAN_FILE, asdict(plan))
     return plan
 
 
 def read_plan(options: TrainOptions) -> RunPlan | None:
-    """Return the plan that a run was begun with, if there was any."""
+    """Return the plan that a run was started with, if any."""
     if not (path := options.out / PLAN_FILE).is_file():
         return None
-    with naming(f"{path} is of another version, delete it", TypeError):
+    with naming(f"{path}: from another version, delete it", TypeError):
         return RunPlan(**read_json_object(path))
 
 
 def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> tuple[int, float]:
-    """Train for some steps, beginning none after `limit` seconds; return weights, and s a token."""
+    """Train some steps, starting none after `limit` seconds; return weights, and s per token."""
     began = time.monotonic()
-    gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # as all processes measure at once
+    gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # all processes measure at once
     device = torch.device(gpu if torch.cuda.is_available() else "cpu")
     config = setup.fit_config(model, clips, options.frames_held, options.sliding_frames)
     probe = Transformer.random(config, 0, device)
@@ -291,7 +291,7 @@ def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> 
     optimizers = setup.make_optimizers(probe, options)
     rounds = setup.choose_precision(options.precision) == "bf16"
     times: list[float] = []
-    for step in range(1 + PROBE_STEPS):  # the first one prepares
+    for step in range(1 + PROBE_STEPS):  # the first step is a warm-up
         started = time.monotonic()
         tokens = draw_batch(clips, options.frames, options.batch_of(clips), step).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=rounds):
@@ -308,7 +308,7 @@ def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> 
 
 
 def _seconds_per_token(costs: Sequence[tuple[int, float]], weights: int) -> float:
-    """Extrapolate along the line through what was measured: a fixed part, and one by weights."""
+    """Extrapolate linearly: a fixed part, and one proportional to the weights."""
     (few, fast), (many, slow) = costs[0], costs[-1]
     slope = max(slow - fast, 0.0) / (many - few) if many > few else 0.0
     return max(fast + slope * (weights - few), 0.5 * fast)
@@ -319,10 +319,10 @@ def _count(number: float) -> str:
 
 
 class DreamStrip:
-    """The same few held-out frames, continued at every stage of a run.
+    """The same few held-out frames, continued after every stage of a run.
 
-    The folder gets `dreams.png`, and in `dreams/` the strips it is made of. Of the frames of a
-    strip, or of those that the model's context holds, a quarter is given.
+    The folder gets `dreams.png`, and its strips in `dreams/`. A quarter of the frames in a strip,
+    or of those that the model's context holds, is given.
     """
 
     def __init__(
@@ -333,7 +333,7 @@ class DreamStrip:
         self.num_codes = held_out.codebook_size
 
     def add(self, model: Transformer, step: int) -> None:
-        """Dream, and draw the strips of all stages up to this step."""
+        """Generate, and draw the strips of all stages up to this step."""
         strips = self.folder / "dreams"
         rows, newest = {"truth": strips / "truth.png"}, strips / f"step_{step:08d}.png"
         for path, tokens in ((rows["truth"], self.tokens[0]), (newest, self._dream(model))):
@@ -344,7 +344,7 @@ class DreamStrip:
         plot_dreams(self.folder / PICTURE, rows, self._num_given(model))
 
     def _dream(self, model: Transformer) -> Tensor:
-        """Return the given frames and the dreamt ones, (frames, height, width) int64."""
+        """Return given and generated frames, (frames, height, width) int64."""
         num_given, (_, frames, height, width) = self._num_given(model), self.tokens.shape
         given = self.tokens[0, :num_given]
         frame = FrameFormat(height, width, self.actions.shape[2])
@@ -365,7 +365,7 @@ class DreamStrip:
 
 
 def plot_dreams(path: Path, rows: Mapping[str, Path], num_given: int) -> None:
-    """Draw strips of frames, picture files under their labels, below each other."""
+    """Draw strips of frames, each a picture file with a label, below each other."""
     pictures = {label: imread(picture) for label, picture in rows.items()}
     height, width = next(iter(pictures.values())).shape[:2]
     figure = Figure(figsize=(9, 0.4 + len(rows) * 8 * height / width), layout="constrained")
@@ -374,5 +374,5 @@ def plot_dreams(path: Path, rows: Mapping[str, Path], num_given: int) -> None:
         axis.imshow(picture, interpolation="nearest")
         axis.set(xticks=[], yticks=[])
         axis.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=8)
-    axes[0, 0].set_title(f"frames given: {num_given}; the others are dreamt", fontsize=9)
+    axes[0, 0].set_title(f"frames given: {num_given}; the others are generated", fontsize=9)
     save_figure(figure, path)

@@ -1,8 +1,8 @@
-"""Choose a strategy by what it costs: speed against the likelihood of true videos.
+"""Choose a strategy by its cost: speed against the likelihood of true videos.
 
-Every candidate is judged by its teacher-forced gap (`diagd.decoding.teacher_forcing`): how much
-likelier, in nats a token, held-out clips are in raster order. A few frames are generated for its
-speed here; the choice is by steps, which are the same everywhere.
+Every candidate is measured by its teacher-forced gap (`diagd.decoding.teacher_forcing`): how much
+likelier, in nats per token, held-out clips are in raster order. A few frames are generated to
+measure speed here; the choice is by steps, which do not depend on the machine.
 
 diagd tune --tokens tokens/heldout --tolerance 0.05
 diagd tune --tokens tokens/heldout --strategy k=1 k=2/predecessor zipar=4
@@ -41,12 +41,12 @@ from diagd.training.setup import check_fit
 
 DEFAULT_CLIPS = 16
 TIMED_FRAMES = 2
-GAP_LABEL = "nats a token above raster"
+GAP_LABEL = "nats per token above raster"
 Clip = tuple[Tensor, Tensor]  # tokens (1, T, height, width) and actions (1, T, 1)
 
 
 def main(options: TuneOptions) -> dict[str, Any]:
-    """Measure, and print and write what the options ask for."""
+    """Measure; print and write the results."""
     document = tune(options)
     if options.make_default and document["choice"] is not None:
         found = find_model(options.model)
@@ -62,7 +62,7 @@ def main(options: TuneOptions) -> dict[str, Any]:
 
 
 def tune(options: TuneOptions) -> dict[str, Any]:
-    """Measure the candidates, raster first; choose the fastest within the tolerance, if any is."""
+    """Measure the candidates, raster first; choose the fastest within the tolerance, if any."""
     device = device_of(options.device)
     clips = read_shards(part_of(options.tokens, "heldout"))
     model = _load(options.model, clips, device)
@@ -72,7 +72,7 @@ def tune(options: TuneOptions) -> dict[str, Any]:
     if not context_frames < frames <= held:
         raise ValueError(
             f"frames must be in [context_frames + 1={context_frames + 1}, {held}], "
-            f"which the model holds, got {frames}"
+            f"the model's context, got {frames}"
         )
     grid = TokenGrid(frames - context_frames, *clips.tokens.shape[2:])
     candidates = list_candidates(options, grid)
@@ -99,7 +99,7 @@ def tune(options: TuneOptions) -> dict[str, Any]:
 
 
 def list_candidates(options: TuneOptions, grid: TokenGrid) -> list[Strategy]:
-    """List raster, then the strategies named, or else diagonals with each row start."""
+    """List raster, then the strategies given, or else diagonals with each row start."""
     found: list[Strategy] = [Raster()]
     if options.strategy:
         for strategy in options.named:
@@ -107,7 +107,7 @@ def list_candidates(options: TuneOptions, grid: TokenGrid) -> list[Strategy]:
         return list(dict.fromkeys([*found, *options.named]))
     for row_lag in options.row_lag or [lag for lag in (1, 2, 4, 8) if lag < grid.width]:
         spatial = DiagonalSchedule.spatial(grid, row_lag)
-        frame_lags: list[int | None] = [None] if row_lag < grid.width else []  # else it is raster
+        frame_lags: list[int | None] = [None] if row_lag < grid.width else []  # else raster
         if options.overlap:
             whole = row_lag * grid.height
             shorter = dict.fromkeys((whole, whole // 2, whole // 4))
@@ -129,7 +129,7 @@ def _load(name: str, clips: TokenClips, device: torch.device) -> Transformer:
 def _measure(
     model: Transformer, candidates: list[Strategy], clips: list[Clip], context_frames: int
 ) -> Tensor:
-    """Return (candidates, clips, T, height, width) float64 nats; clips one by one."""
+    """Return (candidates, clips, T, height, width) float64 nats, clip by clip."""
     costs = [
         strategy_nll(model, *clip, strategy, context_frames)
         for strategy, clip in track(list(product(candidates, clips)), "judging")
@@ -140,7 +140,7 @@ def _measure(
 def _speeds(
     model: Transformer, candidates: list[Strategy], grid: TokenGrid, clip: Clip, context_frames: int
 ) -> list[float]:
-    """Return the frames a second of each, by the faster of two runs; uses up the model."""
+    """Return each candidate's frames per second, the faster of two runs; consumes the model."""
     (prepared, _), (tokens, actions) = prepare(model), clip
     given = tokens[0, :context_frames], actions[:, :context_frames]
     prompt = prompt_tokens((), *given, model.config.frame)
@@ -160,7 +160,7 @@ def _speeds(
 def _row(
     strategy: Strategy, cost: Tensor, speed: float, grid: TokenGrid, raster: Tensor
 ) -> dict[str, Any]:
-    """Report a candidate from its frames a second, its cost and raster's, both (clips, T, H, W)."""
+    """Report a candidate from its frames per second, its cost and raster's, (clips, T, H, W)."""
     gap, schedule = cost - raster, strategy.schedule(grid)
     return {
         "name": strategy.name,
@@ -195,7 +195,7 @@ COLUMNS = {
 
 
 def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
-    """Print the candidates, their gaps by the axes asked for, and the choice."""
+    """Print the candidates, their gaps by the axes given, and the choice."""
     console, rows, choice = make_console(), document["rows"], document["choice"]
     clips, threads = document["options"]["clips"], document["threads"]
     title = f"{options.model}: speed here ({threads} threads) against likelihood ({clips} clips)"
@@ -208,7 +208,7 @@ def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
         header = ["strategy", *map(str, range(len(lines[0]) - 1))]
         print_table(console, f"nats above raster by {axis}", header, lines)
     console.print(
-        "gap: nats a token that true videos are less likely than in raster order, so the loss; "
+        "gap: loss of a strategy on true videos, in nats per token over raster order; "
         "best: the fewest steps within the tolerance"
     )
     console.print(
@@ -218,20 +218,20 @@ def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
 
 
 def advise(choice: dict[str, Any] | None, options: TuneOptions) -> str:
-    """Name the command that uses the choice, and the one that keeps it."""
+    """Format the command that uses the choice, and the one that stores it."""
     model = quote(options.model)
     if choice is None:
-        return f"next: a larger --tolerance, or diagd finetune --init {model}"
+        return f"next: use a larger --tolerance, or diagd finetune --init {model}"
     use = f"next: diagd play --model {model} --strategy {quote(choice['name'])}"
     if options.model in available_models():
         return use
     if options.make_default:
-        return f"next: diagd play --model {model}, which decodes so by default now"
-    return f"{use}; the same diagd tune with --make-default lets {options.model} decode so always"
+        return f"next: diagd play --model {model}, which now decodes so by default"
+    return f"{use}; diagd tune with --make-default stores it as the default of {options.model}"
 
 
 def _profiles(rows: list[dict[str, Any]], axis: Axis) -> dict[str, list[float]]:
-    """Pick, for each pair of lags, the row start that costs least."""
+    """Choose, for each pair of lags, the row start with the lowest cost."""
     best: dict[tuple[int, int], dict[str, Any]] = {}
     for row in rows:
         lags = row["row_lag"], row["frame_lag"]
@@ -241,8 +241,8 @@ def _profiles(rows: list[dict[str, Any]], axis: Axis) -> dict[str, list[float]]:
 
 
 def plot_frontier(path: Path, rows: Sequence[dict[str, Any]], tolerance: float) -> None:
-    """Plot the gap of strategies over their speed."""
-    with chart(path, 4.5, "row start", xlabel="frames a second here", ylabel=GAP_LABEL) as axis:
+    """Plot the gap of strategies against their speed."""
+    with chart(path, 4.5, "row start", xlabel="frames per second here", ylabel=GAP_LABEL) as axis:
         for row_start in dict.fromkeys(row["row_start"] for row in rows):
             own = [row for row in rows if row["row_start"] == row_start]
             axis.errorbar(

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from diagd.backends.native.model import NativeModel
-from diagd.decoding.visibility import Seen
 from diagd.models.transformer import Transformer
+from tests.models.feeding import causal
 from tests.models.tiny import KINDS, tiny_model
 
 pytestmark = pytest.mark.slow
@@ -52,11 +52,6 @@ def odd_shape(chance: random.Random) -> dict[str, Any]:
     }
 
 
-def causal(positions: Tensor, held: Tensor) -> Seen:
-    """See all that is not later."""
-    return Seen(positions, positions, held, held)
-
-
 def step_of(model: Transformer, native: NativeModel, batch: int, lanes: int) -> tuple[Tensor, ...]:
     both: tuple[Any, ...] = model, native
     tokens = torch.randint(model.vocab_size, (batch, lanes))
@@ -82,7 +77,7 @@ def test_a_step_of_an_odd_shape_is_that_of_pytorch(
     shape, weights = odd_shape(chance), chance.choice(("float32", "bfloat16", "int8"))
     model = tiny_model(number, **shape)
     if weights == "int8" and shape["head_dim"] > 512:
-        with pytest.raises(ValueError, match="our kernels need head_dim <= 512 in int8"):
+        with pytest.raises(ValueError, match="native int8 kernels need head_dim <= 512"):
             NativeModel(model, weights)
         return
     if number % 2:  # activations of int8 have two digits

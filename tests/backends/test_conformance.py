@@ -106,7 +106,7 @@ def test_a_step_of_one_layer_is_compiled_to_the_tokens_of_the_plain_model():
 
 def test_what_decodes_one_sequence_refuses_more():
     model = on_webgpu(tiny_model())
-    message = r"^backend webgpu decodes one sequence at a time, got 2: choose another --backend"
+    message = r"^backend webgpu decodes one sequence at a time, got 2: use another --backend"
     with pytest.raises(ValueError, match=message):
         decode(model, ["k=1"], ACTIONS)
 

@@ -169,8 +169,8 @@ def test_without_a_compiler_pytorch_runs_and_says_so(monkeypatch, caplog):
             "compiled-graph, webgpu, got",
         ),
         ("cuda-graph", False, "backend cuda-graph needs --device cuda"),
-        ("triton", False, "backend triton: it needs --device cuda, got cpu"),
-        ("compiled-graph", False, "backend compiled-graph: it needs --device cuda, got cpu"),
+        ("triton", False, "backend triton: device must be cuda, got cpu"),
+        ("compiled-graph", False, "backend compiled-graph: device must be cuda, got cpu"),
         ("eager", True, "int8 needs backend native or webgpu on the cpu, got eager"),
     ],
 )

@@ -3,7 +3,6 @@
 Compiled steps that are captured: `tests/gpu/test_compiled.py`.
 """
 
-import gc
 import weakref
 
 import pytest
@@ -53,26 +52,21 @@ def test_each_shape_is_compiled_once_however_many_there_are(traced):
     assert all((tensor == 8).all() for tensor in tensors)
 
 
-def test_what_was_compiled_keeps_nothing_of_a_call_and_goes_when_dropped(traced):
-    gc.collect()
-    gc.disable()
-    try:
-        tensor, compiled = torch.ones(2, 5), compile_for_one_shape(double)
-        compiled(tensor)
-        given, code = weakref.ref(tensor), weakref.ref(compiled)
-        del tensor
-        assert given() is None
-        del compiled
-        assert code() is None
-    finally:
-        gc.enable()
+def test_what_was_compiled_keeps_nothing_of_a_call_and_goes_when_dropped(no_collection, traced):
+    tensor, compiled = torch.ones(2, 5), compile_for_one_shape(double)
+    compiled(tensor)
+    given, code = weakref.ref(tensor), weakref.ref(compiled)
+    del tensor
+    assert given() is None
+    del compiled
+    assert code() is None
 
 
 def test_what_cannot_be_compiled_is_one_line(traced):
     def waits(x: Tensor) -> None:
         print(x)
 
-    message = r"^torch\.compile cannot compile a step here \(.+\): choose a backend that does not"
+    message = r"^torch\.compile cannot compile a step here \(.+\): use a backend that does not"
     with pytest.raises(ValueError, match=message) as caught:
         compile_for_one_shape(waits)(torch.ones(2, 3))
     assert "\n" not in str(caught.value)

@@ -9,7 +9,7 @@ from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.system import cpu_name, git_commit
 from tests.backends.webgpu.adapter import device
-from tests.models.tiny import KINDS, tiny_model
+from tests.models.tiny import KINDS, tiny_fields, tiny_model
 from tests.worlds import HEIGHT, WIDTH, model_config
 
 KEYS = {
@@ -23,20 +23,7 @@ LIMITS = {
     *("step_ms", "megabytes_per_step", "megaflops_per_step", "bandwidth_share", "flops_share"),
     *("parts_ms", "attention"),
 }
-TINY_1D = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_layers": 2,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 30,
-    "image_vocab_size": 24,
-    "max_positions": 64,
-    "grid_height": 3,
-    "grid_width": 5,
-    "num_action_tokens": 2,
-}
+TINY_1D = tiny_fields(hidden_size=32, intermediate_size=48, vocab_size=30, image_vocab_size=24)
 
 
 @pytest.fixture
@@ -269,9 +256,9 @@ def test_a_checkpoint_folder_can_be_timed(command, world):
 )
 def test_a_model_that_is_no_llama_has_no_baseline(changes, bench):
     refused = bench("--grid", "2x3x5", "--baseline", "hf", **changes)
-    refused.assert_refused("only LLaMA-like models have a Hugging Face LLaMA: use --baseline none")
+    refused.assert_refused("baseline hf needs a LLaMA-like model: use --baseline none")
     outcome = bench("--grid", "2x3x5", **changes)
-    assert "no Hugging Face beside it: it has no model like tiny" in outcome.said
+    assert "no Hugging Face baseline: no model like tiny there" in outcome.said
     rows = rows_of(outcome)
     assert rows["k=1"]["steps"] == 14
     assert "hugging face" not in rows
@@ -280,26 +267,29 @@ def test_a_model_that_is_no_llama_has_no_baseline(changes, bench):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--steps", 5, "--baseline", "hf"), r"steps skips most .* it needs --baseline none"),
+        (("--steps", 5, "--baseline", "hf"), r"steps needs --baseline none: only our own steps"),
         (("--row-lag", 2, 6), r"row_lag must be in \[1, width=5\], got 6"),
         (("--repeats", 0), r"repeats must be at least 1, got 0"),
         (("--backend", "cuda-graph"), r"backend cuda-graph needs --device cuda"),
         (("--backend", "fast"), r"'native'"),
         (("--baseline", "vllm"), r"'hf'"),
         (("--backend", "native", "--dtype", "float16"), r"native needs a model on the cpu in .*16"),
-        (("--strategy", "diagonal"), r"a strategy looks like raster, k=2,"),
+        (("--strategy", "diagonal"), r"strategy must look like raster, k=2,"),
         (("--strategy", "zipar=6"), r"row_lag must be in \[1, width=5\], got 6"),
         (
             ("--temperature", 1, "--baseline", "hf"),
-            r"hf is greedy: temperature needs --baseline none",
+            r"temperature needs --baseline none: the baseline hf is greedy",
         ),
         (("--temperature", -1, "--baseline", "none"), r"temperature must be 0 or more, got -1"),
         (
             ("--strategy", "exact", "--steps", 5, "--baseline", "none"),
-            r"steps skips most steps, of which exact needs every one",
+            r"steps must be left out: exact needs every step",
         ),
-        (("--quick", "--backend", "native", "webgpu"), "webgpu runs whole frames: leave it out"),
-        (("--grid", "4x3x5"), r"prompt and grid take 83 of 64 positions"),
+        (
+            ("--quick", "--backend", "native", "webgpu"),
+            "cannot time webgpu, which runs whole frames",
+        ),
+        (("--grid", "4x3x5"), r"prompt and grid need 83 of 64 positions"),
     ],
 )
 def test_bad_flags_are_refused(flags, message, bench):
@@ -382,5 +372,5 @@ def test_quick_is_raster_and_k_1_by_some_steps_and_rows_are_shown_as_they_come(b
     assert shown == sorted(shown)
     assert "frames/s in its first run" in outcome.err
     bench("--quick", "--strategy", "exact").assert_refused(
-        "steps skips most steps, of which exact needs every one"
+        "steps must be left out: exact needs every step"
     )

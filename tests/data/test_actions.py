@@ -125,7 +125,7 @@ def test_a_file_of_actions_comes_back_as_written(tmp_path):
 def test_a_file_of_another_length_tells_both_lengths(num_frames, given, tmp_path):
     path = tmp_path / "walk.jsonl"
     write_actions(path, ["none"] * given)
-    message = rf"walk\.jsonl: expected {num_frames} actions \(one a frame\), got {given}$"
+    message = rf"walk\.jsonl: expected {num_frames} actions, got {given}$"
     with pytest.raises(ValueError, match=message):
         read_actions(path, VOCABULARY, num_frames)
 
@@ -164,7 +164,7 @@ def test_a_missing_or_binary_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"action file not found: .*/walk\.jsonl"):
         read_actions(tmp_path / "walk.jsonl", VOCABULARY)
     (tmp_path / "walk.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"walk\.jsonl is no text file"):
+    with pytest.raises(ValueError, match=r"walk\.jsonl: expected a text file in UTF-8"):
         read_actions(tmp_path / "walk.jsonl", VOCABULARY)
 
 
@@ -178,7 +178,7 @@ def test_a_vocabulary_comes_back_as_saved(tmp_path):
 def test_names_that_are_no_list_of_strings_are_refused(names, tmp_path):
     path = tmp_path / "actions.json"
     path.write_text(json.dumps({"names": names}))
-    with pytest.raises(ValueError, match=r"actions\.json is no action vocabulary"):
+    with pytest.raises(ValueError, match=r"actions\.json: expected an action vocabulary"):
         ActionVocabulary.load(path)
 
 

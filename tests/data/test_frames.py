@@ -83,7 +83,7 @@ def test_a_picture_of_any_mode_is_the_same_by_path_and_as_an_object(mode, value,
 
 def test_what_has_no_black_and_white_is_refused(tmp_path):
     Image.new("F", (80, 48), 0.5).save(tmp_path / "a.tif")
-    with pytest.raises(ValueError, match=r"a\.tif cannot be decoded .*: a picture of floating-poi"):
+    with pytest.raises(ValueError, match=r"a\.tif cannot be decoded .*: pixels must be integers"):
         read_video(tmp_path / "a.tif")
 
 
@@ -166,7 +166,7 @@ def test_tiles_are_joined_or_refused(tmp_path):
     assert (frame[:, :60] - torch.tensor(RED)).abs().max() < 8
     assert (frame[:, 68:] - torch.tensor(BLUE)).abs().max() < 8
     (tmp_path / "a.heic").write_bytes(tiles(b"heic"))  # which Pillow does not read
-    with pytest.raises(ValueError, match=r"a\.heic is in tiles, .*: save it as JPEG"):
+    with pytest.raises(ValueError, match=r"a\.heic is stored in tiles, .*: save as JPEG"):
         read_video(tmp_path / "a.heic")
 
 
@@ -315,22 +315,31 @@ def test_a_film_that_changes_its_size_has_one_size_or_is_refused(tmp_path):
     (tmp_path / "larger.ts").write_bytes(start + (tmp_path / "b.ts").read_bytes())
     (tmp_path / "turned.ts").write_bytes(start + (tmp_path / "c.ts").read_bytes())
     assert read_video(tmp_path / "larger.ts").frames.shape == (6, 48, 80, 3)
-    message = r"turned\.ts changes its shape on the way, from 48x80 to 80x48 px"
+    message = r"turned\.ts changes its frame size, from 48x80 to 80x48 px"
     with pytest.raises(ValueError, match=message):
         read_video(tmp_path / "turned.ts")
 
 
-@pytest.mark.parametrize("name", ["a.mkv", "a.webm", "a.avi", "a.mov"])
-def test_a_film_whose_end_is_missing_is_refused(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "codec", "options"),
+    [
+        *(("a.mkv", "mpeg4", {}), ("a.webm", "libvpx", {}), ("a.avi", "mpeg4", {})),
+        *(("a.mov", "mpeg4", {}), ("a.mp4", "libx264", {})),
+        # with the index in front a player shows what is left; a training clip would be short
+        ("a.mp4", "libx264", {"movflags": "faststart"}),
+    ],
+)
+def test_a_film_whose_end_is_missing_is_refused(name, codec, options, tmp_path):
     path = tmp_path / name
-    encode_video(path, smooth_frames(30, 48, 80), codec="libvpx" if "w" in name else "mpeg4")
+    encode_video(path, smooth_frames(30, 48, 80), codec=codec, **options)
     assert len(read_video(path).frames) == 30
     data = path.read_bytes()
-    for share in (0.5, 0.8, 0.99):
+    for share in (0.01, 0.3, 0.5, 0.8, 0.99):
         path.write_bytes(data[: int(share * len(data))])
-        for read in (read_video, video_length):
-            with pytest.raises(ValueError, match=rf"{name} cannot be decoded .*truncated"):
+        for read in (read_video, *([] if options else [video_length])):
+            with pytest.raises(ValueError, match=rf"{name} .*truncated") as caught:
                 read(path)
+            assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])

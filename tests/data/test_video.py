@@ -5,6 +5,7 @@ import av
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from diagd.data.video import (
     contact_sheet,
@@ -85,7 +86,7 @@ def test_a_file_may_have_any_name(name, clip):
 
 
 def test_a_start_behind_the_end_is_refused(clip):
-    with pytest.raises(ValueError, match=r"clip\.mp4 has no frame behind the first 6, it ends aft"):
+    with pytest.raises(ValueError, match=r"clip\.mp4: expected more than 6 frames, got"):
         read_video(clip, start=6)
 
 
@@ -114,17 +115,10 @@ def test_the_frame_rate_is_that_of_the_time_stamps_not_of_the_header(tmp_path):
     assert video_length(tmp_path / "gap.mkv") == (8, Fraction(80, 9))  # 8 in 0.9 seconds
 
 
-def test_a_failed_write_keeps_the_old_file_and_leaves_nothing(clip, monkeypatch):
-    before = clip.read_bytes()
-    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        write_video(clip, smooth_frames(2, 48, 80))
-    assert clip.read_bytes() == before
-    assert [path.name for path in clip.parent.iterdir()] == ["clip.mp4"]
-
-
-def test_a_picture_is_kept_exactly(tmp_path):
+@pytest.mark.parametrize("is_view", [False, True])
+def test_a_picture_is_kept_exactly(is_view, tmp_path):
     picture = smooth_frames(1, 19, 34)[0]  # odd sizes, wider than high
+    picture = picture.transpose(0, 1).flip(0) if is_view else picture
     write_image(tmp_path / "picture.png", picture)
     video = read_video(tmp_path / "picture.png")
     assert (len(video.frames), video.fps) == (1, 1)
@@ -132,39 +126,11 @@ def test_a_picture_is_kept_exactly(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
 
 
-def test_a_picture_that_is_a_view_is_kept_exactly(tmp_path):
-    picture = smooth_frames(1, 20, 34)[0].transpose(0, 1).flip(0)
-    write_image(tmp_path / "picture.png", picture)
-    assert torch.equal(read_video(tmp_path / "picture.png").frames[0], picture)
-
-
 def test_a_missing_video_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"video not found: .*/clip\.mp4"):
         read_video(tmp_path / "clip.mp4")
     with pytest.raises(FileNotFoundError, match="video not found: "):
         read_video(tmp_path)
-
-
-@pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.9])
-def test_a_truncated_video_is_refused(share, clip):
-    data = clip.read_bytes()
-    clip.write_bytes(data[: int(len(data) * share)])
-    with pytest.raises(ValueError, match=r"clip\.mp4 .*truncated") as caught:
-        read_video(clip)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("share", [0.4, 0.7, 0.9])
-def test_a_video_truncated_behind_its_index_is_refused(share, tmp_path):
-    """With the index in front a player shows what is left; a training clip would be short."""
-    path = tmp_path / "clip.mp4"
-    encode_video(path, smooth_frames(30, 48, 80), codec="libx264", movflags="faststart")
-    assert len(read_video(path).frames) == 30
-    data = path.read_bytes()
-    assert data.index(b"moov") < data.index(b"mdat")
-    path.write_bytes(data[: int(len(data) * share)])
-    with pytest.raises(ValueError, match=r"clip\.mp4 .*truncated"):
-        read_video(path)
 
 
 @pytest.mark.parametrize("damage", [b"\x00", b"\xff", b"diagd"])
@@ -187,28 +153,11 @@ def test_what_is_no_video_is_refused(name, data, tmp_path):
         read_video(tmp_path / name)
 
 
-def jpeg_bytes(picture):
-    encoder = av.CodecContext.create("mjpeg", "w")
-    encoder.height, encoder.width = picture.shape[:2]
-    encoder.pix_fmt, encoder.time_base = "yuvj420p", Fraction(1)
-    frame = av.VideoFrame.from_ndarray(picture.numpy(), format="rgb24").reformat(format="yuvj420p")
-    return b"".join(bytes(p) for p in [*encoder.encode(frame), *encoder.encode()])
-
-
-def test_a_jpeg_is_read_as_rgb(tmp_path):
-    picture = smooth_frames(1, 48, 80)
-    (tmp_path / "picture.jpg").write_bytes(jpeg_bytes(picture[0]))
-    assert psnr(read_video(tmp_path / "picture.jpg").frames, picture).item() > 30
-
-
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.9])
 @pytest.mark.parametrize("name", ["picture.png", "picture.jpg"])
 def test_a_truncated_picture_is_refused(name, share, tmp_path):
-    path, picture = tmp_path / name, smooth_frames(1, 48, 80)[0]
-    if path.suffix == ".png":
-        write_image(path, picture)
-    else:
-        path.write_bytes(jpeg_bytes(picture))
+    path = tmp_path / name
+    Image.fromarray(smooth_frames(1, 48, 80)[0].numpy()).save(path)
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
     with pytest.raises(ValueError, match=rf"{name} .*\(corrupt or truncated\)"):
         read_video(path)
@@ -278,13 +227,6 @@ def test_scaling_down_averages_instead_of_picking():
     stripes[:, :, ::8] = 200
     inside = resize(stripes, 4, 6)[:, :, 1:-1]
     assert (inside.float() - 200 / 8).abs().max() <= 3
-
-
-def test_scaling_up_stays_within_the_values():
-    frames = smooth_frames(1, 4, 6)
-    large = resize(frames, 16, 24)
-    assert large.shape == (1, 16, 24, 3)
-    assert frames.min() <= large.min() <= large.max() <= frames.max()
 
 
 @pytest.mark.parametrize("size", [(40, 1), (1, 40), (1, 1), (3, 200)])

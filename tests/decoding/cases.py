@@ -18,6 +18,7 @@ from diagd.decoding.schedule import RowStart
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from tests import oracles
+from tests.models.tiny import tiny_fields
 
 VOCAB_SIZE = 24
 NUM_VISUAL = 18  # ids [0, 18) are visual, the others are action ids
@@ -36,22 +37,16 @@ def model_of(name: str) -> diagd.HuggingFaceModel | Transformer | NativeModel:
     """Return the tiny Llama behind diagd's protocol: transformers', our own, or our kernels."""
     if name == "huggingface":
         return diagd.HuggingFaceModel(llama())
-    model = Transformer(
-        ModelConfig(
-            hidden_size=32,
-            intermediate_size=48,
-            num_layers=2,
-            num_heads=4,
-            num_kv_heads=2,
-            head_dim=8,
-            vocab_size=VOCAB_SIZE,
-            image_vocab_size=NUM_VISUAL,
-            max_positions=MAX_POSITIONS,
-            grid_height=3,  # only 3-D positions read the grid
-            grid_width=5,
-            norm_eps=llama().config.rms_norm_eps,
-        )
+    fields = tiny_fields(
+        hidden_size=32,
+        intermediate_size=48,
+        vocab_size=VOCAB_SIZE,
+        image_vocab_size=NUM_VISUAL,
+        max_positions=MAX_POSITIONS,
+        num_action_tokens=0,
+        norm_eps=llama().config.rms_norm_eps,
     )
+    model = Transformer(ModelConfig(**fields))
     model.load_state_dict(llama().state_dict())
     return NativeModel(model) if name == "native" else model
 

@@ -195,7 +195,7 @@ def test_guided_streams_share_steps_and_take_a_sequence_for_each_prompt():
         assert torch.equal(own, request.alone(model))
     kept = [request.begin(batch) for request in requests]
     assert [(stream.first, stream.end) for stream in kept] == [(0, 2), (2, 4)]
-    message = r"the batch is full: 4 of 5 sequences are taken, expected 2 free ones in a row$"
+    message = r"batch is full: expected 2 free sequences in a row, 4 of 5 are in use$"
     with pytest.raises(ValueError, match=message):
         requests[0].begin(batch)
 
@@ -203,7 +203,7 @@ def test_guided_streams_share_steps_and_take_a_sequence_for_each_prompt():
 def test_a_full_batch_takes_nobody_until_a_stream_has_gone():
     batch = Batch(model_of("native"), 2, SLOTS)
     first, second = Request(seed=1).begin(batch), Request(seed=2).begin(batch)
-    message = "^the batch is full: 2 of 2 sequences are taken, expected 1 free ones in a row$"
+    message = "^batch is full: expected 1 free sequences in a row, 2 of 2 are in use$"
     with pytest.raises(ValueError, match=message):
         Request().begin(batch)
     first.close()
@@ -227,7 +227,7 @@ def test_a_stream_is_closed_once():
     stream = Request().begin(batch)
     other = Request(seed=1).begin(batch)
     stream.close()
-    with pytest.raises(ValueError, match=r"^the stream was closed before$"):
+    with pytest.raises(ValueError, match=r"^stream is closed already$"):
         stream.close()
     assert batch.streams == [other]
 
@@ -238,7 +238,7 @@ def test_a_prompt_too_long_for_what_is_left_is_refused_and_the_others_go_on():
     running = other.begin(batch)
     long = Request(prefix_length=40, max_slots=58)
     with pytest.raises(
-        ValueError, match=r"^prompt and one frame take 71 slots, the context holds 58$"
+        ValueError, match=r"^prompt and one frame need 71 slots, the context holds 58$"
     ):
         long.begin(batch)
     frames: list[Tensor] = []
@@ -268,7 +268,9 @@ def test_a_stream_whose_logits_break_ends_alone_and_leaves_nothing_behind(kernel
             batch.step()
             for stream, own in zip(streams[::2], frames, strict=True):
                 own += taken(stream)
-        with pytest.raises(ValueError, match=r"^no token can be drawn at frame 0, row 0") as error:
+        with pytest.raises(
+            ValueError, match=r"^no token can be sampled at frame 0, row 0"
+        ) as error:
             streams[1].take_frame()
         ended.append(str(error.value))
         streams[1].close()
@@ -314,7 +316,7 @@ def test_a_stream_goes_on_with_frames_of_another_format(name):
     ("strategy", "action", "message"),
     [
         ("k=4", NUM_VISUAL, r"row_lag must be in \[1, width=3\], got 4"),
-        ("k", NUM_VISUAL, "a strategy looks like raster, k=2"),
+        ("k", NUM_VISUAL, "strategy must look like raster, k=2"),
         ("k=1", VOCAB_SIZE, rf"actions ids must be in \[0, {VOCAB_SIZE}\), got {VOCAB_SIZE}"),
     ],
 )
@@ -332,7 +334,7 @@ def test_another_format_has_no_place_in_a_full_context():
     stream = batch.admit(diagd.FrameFormat(2, 3), max_slots=20)
     stream.read(prompt_of(7, seed=3), 1)
     written(batch, stream, "raster", torch.empty(5, 0, dtype=torch.int64))
-    with pytest.raises(ValueError, match="context is full: frames of another format have no place"):
+    with pytest.raises(ValueError, match="context is full: cannot continue with frames of another"):
         stream.go_on_with(diagd.FrameFormat(3, 5))
 
 

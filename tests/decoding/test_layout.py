@@ -57,7 +57,7 @@ def test_counts_below_zero_are_errors(name):
 
 def test_nothing_predicts_the_first_token_of_an_empty_sequence():
     grid = diagd.TokenGrid(2, 3, 5)
-    message = "^an empty prompt needs conditioning tokens before the first frame$"
+    message = "^prompt must not be empty if no conditioning tokens precede the frame$"
     with pytest.raises(ValueError, match=message):
         SequenceLayout(grid, has_prompt=False)
     assert SequenceLayout(grid, 2, has_prompt=False).num_slots == 34

@@ -90,14 +90,14 @@ def test_another_rule_can_be_asked_for():
 
 def test_a_clip_too_long_is_refused():
     tokens = torch.zeros(1, 31, 3, 5, dtype=torch.int64)
-    with pytest.raises(ValueError, match="the model holds 320 positions, the clip takes 464"):
+    with pytest.raises(ValueError, match="clip must fit the model's 320 positions, got 464"):
         strategy_nll(model_of("own"), tokens, None, Raster())
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"strategy": Exact()}, "exact chooses its lanes on the way: it has no schedule"),
+        ({"strategy": Exact()}, "strategy exact has no schedule"),
         ({"prefix": torch.full((2, 1), VOCAB_SIZE)}, r"prefix ids must be in \[0, 24\), got 24"),
         ({"tokens": torch.full((2, 4, 3, 5), -1)}, r"tokens ids must be in \[0, 24\), got -1"),
         ({"actions": torch.zeros(2, 4, 2)}, "actions must be int64, got torch.float32"),

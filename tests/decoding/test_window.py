@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import diagd
-from diagd.decoding.schedule import SequenceLayout
-from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from tests.decoding.cases import Case, Passing, cases, model_of, reference_sampler
 from tests.decoding.strategies.test_conformance import CASES, SAMPLED, sampler_of
 from tests.decoding.test_teacher_forcing import (
     logits_of_reference,
     logits_of_view,
     truth_of,
+    view_of,
 )
 
 SHARP = diagd.SamplingOptions(temperature=0.7)
@@ -80,7 +79,6 @@ def window_oracle(case: Case, window: int, row_lag: int, frame_lag: int) -> torc
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("num_action_tokens", [0, 2])
 def test_every_strategy_keeps_the_window(name, num_action_tokens):
-    """Schedules and raster's tokens have the oracle; the others at least go on, and are causal."""
     strategy, window = diagd.parse_strategy(name), 3
     case = Case(batch_size=1, num_action_tokens=num_action_tokens, num_frames=4, seed=2)
     engine = open_stream(case, window, "native", sampling=SAMPLED)
@@ -90,27 +88,7 @@ def test_every_strategy_keeps_the_window(name, num_action_tokens):
         schedule = strategy.schedule(case.grid)
         case = dataclasses.replace(case, row_start=schedule.row_start)
         lags = schedule.row_lag, schedule.frame_lag
-    elif strategy.promise != "tokens":
-        assert written.shape == (1, 4, 3, 5)
-        return
     assert torch.equal(written, window_oracle(case, window, *lags))
-
-
-def test_a_batch_is_its_rows_one_by_one():
-    case = Case(batch_size=3, num_action_tokens=1)
-    whole = decode(open_stream(case, 3), "k=1", case.actions(8), 8)
-    for row in range(3):
-        engine = diagd.DecodingEngine(
-            model_of("own"),
-            diagd.FrameFormat(3, 5, 1),
-            max_slots=16 + 2 * 16,
-            sampling=SHARP,
-            seed=row,
-        )
-        engine.prefill(case.prompt[row : row + 1])
-        actions = case.actions(8)
-        assert actions is not None
-        assert torch.equal(decode(engine, "k=1", actions[row : row + 1], 8)[0], whole[row])
 
 
 def test_a_cancelled_frame_costs_nothing_but_what_was_to_leave():
@@ -153,17 +131,6 @@ def test_whoever_has_absolute_positions_reads_again():
     assert engine.stream.num_used <= engine.stream.max_slots
 
 
-def view_under(case: Case, window: int | None) -> TeacherView:
-    has_prompt = case.prompt.shape[1] > 0
-    layout = SequenceLayout(case.grid, case.num_action_tokens, case.context_frames, has_prompt)
-    return teacher_view(
-        case.schedule,
-        layout,
-        case.prefix_length,
-        window=window,
-    )
-
-
 @given(case=cases(), num_frames=st.integers(2, 5), more=st.integers(0, 2))
 @settings(max_examples=30, deadline=None, derandomize=True)
 def test_one_forward_under_a_window_gives_the_logits_of_the_stream(case, num_frames, more):
@@ -171,7 +138,7 @@ def test_one_forward_under_a_window_gives_the_logits_of_the_stream(case, num_fra
     case = dataclasses.replace(case, num_frames=num_frames)
     frames, sequence = truth_of(case)
     expected = logits_of_reference(case, frames, window)
-    logits = logits_of_view(model_of("own"), view_under(case, window), sequence)
+    logits = logits_of_view(model_of("own"), view_of(case, window=window), sequence)
     # float32 sums, reordered, over twice as many lanes as in `assert_close`
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-5)
 
@@ -180,7 +147,7 @@ def test_one_forward_under_a_window_gives_the_logits_of_the_stream(case, num_fra
 @settings(max_examples=20, deadline=None, derandomize=True)
 def test_a_window_that_holds_all_frames_changes_nothing(case):
     window = max(2, case.context_frames + case.num_frames)
-    plain, view = view_under(case, None), view_under(case, window)
+    plain, view = view_of(case), view_of(case, window=window)
     for name in ("positions", "steps", "fed_at", "leaves_at"):
         assert torch.equal(getattr(view, name), getattr(plain, name))
     assert (view.visible() is None) == (plain.visible() is None)
@@ -188,7 +155,7 @@ def test_a_window_that_holds_all_frames_changes_nothing(case):
 
 def test_raster_order_needs_a_mask_where_a_frame_has_left():
     case = Case(num_frames=4, row_lag=5, frame_lag=15, num_action_tokens=1)
-    view = view_under(case, 3)
+    view = view_of(case, window=3)
     visible = view.visible()
     assert visible is not None
     lanes = torch.arange(len(view.positions))

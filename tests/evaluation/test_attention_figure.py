@@ -61,7 +61,7 @@ def test_clips_of_a_folder_are_averaged(attention, world, tmp_path):
         (("--frame", 0), "frame must be at least 1, got 0"),
         (("--frame", 5), "prompt.mp4 has 5 frames, expected at least 6"),
         (("--frame", 8), r"frame must be in \[1, 8\), the model's frames, got 8"),
-        (("--frame", 10**20), "frame must fit 64 bits"),
+        (("--frame", 10**20), "frame must fit in 64 bits"),
         (("--num-clips", 0), "num_clips must be at least 1, got 0"),
         (("--layer", 2), r"layer must be in \[0, 2\), got 2"),
         (("--output", "map.jpg"), "output must end in .png, got map.jpg"),
@@ -79,7 +79,7 @@ def test_the_tokenizer_may_lie_elsewhere(attention, world, tmp_path):
     whole = attention().document
     bare = shutil.copytree(world, tmp_path / "bare")
     tokenizer = shutil.move(bare / "tokenizer", tmp_path / "tokenizer")
-    attention("--model", bare).assert_refused("name the folder with --tokenizer")
+    attention("--model", bare).assert_refused("give its folder as --tokenizer")
     done = attention("--model", bare, "--tokenizer", tokenizer)
     assert done.code == 0, done.err
     assert done.document["shares"] == whole["shares"]

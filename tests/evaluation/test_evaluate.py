@@ -189,7 +189,7 @@ def test_fvd_is_in_the_table_with_its_warning(evaluate, world, tmp_path):
         (("--workers", 0), "workers must be at least 1, got 0"),
         (("--strategy", "k=0"), r"row_lag must be at least 1, got 0"),
         (("--strategy", "k=1,d=8"), r"frame_lag must be in \[1, .*=7\], got 8"),
-        (("--strategy", "diagonal"), "a strategy looks like raster, k=2,"),
+        (("--strategy", "diagonal"), "strategy must look like raster, k=2,"),
         (("--strategy", "zipar=6"), r"row_lag must be in \[1, width=5\], got 6"),
         (("--strategy", "exact", "--teacher-forced"), "compares schedules: leave exact out"),
         (("--lpips-heads", "alex.pth"), "lpips_heads needs lpips_backbone as well"),

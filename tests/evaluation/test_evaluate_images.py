@@ -11,9 +11,8 @@ from diagd.metrics.frechet import frechet_distance
 from diagd.metrics.perceptual import short_sha256
 from diagd.metrics.quality import psnr, ssim
 from diagd.pipeline.prompts import seed_of
-from tests import oracles
 from tests.families.emu3.folders import HEIGHT, NUM_CODES, WIDTH, emu3, write_emu3
-from tests.families.emu3.test_emu3 import SCALE, THEIRS, VISUAL
+from tests.families.emu3.test_emu3 import SCALE, own_logits
 from tests.families.images import guided_price
 from tests.metrics.detectors import TinyInception, write_detector
 from tests.metrics.published import narrow, write_efficientnet
@@ -43,11 +42,6 @@ def evaluate(command, folder, tmp_path):
         return command("evaluate", *base, "--strategy", "k=2", "k=1", "exact", *flags, "--json")
 
     return run
-
-
-def own_logits(theirs):
-    whole = oracles.llama_logits(theirs)
-    return lambda fed, positions, visible: whole(THEIRS[fed], positions, visible)[..., VISUAL]
 
 
 @pytest.mark.proves("Emu3", "evaluate")
@@ -195,8 +189,8 @@ def test_what_does_not_fit_is_refused_in_one_line(flags, message, evaluate, tmp_
     [
         (b" \n", "expected one text or class per line, got none"),
         (b"a\nb\na\n", "'a' is there twice"),
-        (b"\xff\xfe", "is no text file"),
-        (b"a " * 40, "text and image take"),
+        (b"\xff\xfe", ": expected a text file"),
+        (b"a " * 40, "text and image need"),
     ],
 )
 def test_bad_files_of_prompts_are_refused_in_one_line(content, message, evaluate, tmp_path):

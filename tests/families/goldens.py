@@ -20,12 +20,10 @@ def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
-def feed_in_turn(
-    model: Transformer, tokens: Tensor, prefill: int, context: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def feed_in_turn(model: Transformer, tokens: Tensor, prefill: int) -> tuple[Tensor, Tensor]:
     """Return the logits of a prefill of so many tokens, and of the others one by one."""
     length = tokens.shape[1]
-    cache = model.make_cache(len(tokens), length + 1, context)
+    cache = model.make_cache(len(tokens), length + 1)
     lanes = [torch.arange(prefill), *torch.arange(prefill, length)[:, None]]
     parts = []
     for slots in lanes:

@@ -13,6 +13,7 @@ from diagd.decoding.visibility import Seen
 from diagd.pipeline.prompts import seed_of
 from diagd.tokenizers.text import TextIds
 from tests import oracles
+from tests.models.tiny import random_tokens
 
 
 def raster_images(
@@ -45,14 +46,30 @@ def raster_images(
 
 
 @torch.no_grad()
-def check_int8(folder: Path, tokens: Tensor) -> None:
+def check_int8(folder: Path, tokens: Tensor | None = None) -> None:
     """Weights of 8 bits keep the logits of tokens (B, L), of our ids, close to float32's."""
-    model, (batch, length) = diagd.load_model(folder), tokens.shape
+    model = diagd.load_model(folder)
+    if tokens is None:
+        tokens = random_tokens(2, 9, vocab_size=model.num_embeddings)
+    batch, length = tokens.shape
     native, slots = NativeModel(model, "int8"), torch.arange(length)
     cache = native.make_cache(batch, length + 1)
     fed = native.forward(tokens, slots, slots, Seen(slots, slots, slots, slots), cache)
     expected = model.logits(tokens)
     assert (fed - expected).std() < 0.1 * expected.std()
+
+
+def check_converted(
+    command: Callable[..., Any], folder: Path, out: Path, video: Any, *given: Any, **how: Any
+) -> diagd.VideoGenerator:
+    """Convert a folder to one of ours, which generates the video from what was given."""
+    outcome = command("convert", folder, out)
+    assert outcome.code == 0, outcome.err
+    ours = diagd.VideoGenerator.from_pretrained(out)
+    again = ours.generate(*given, **how)
+    assert torch.equal(again.tokens, video.tokens)
+    assert torch.equal(again.frames, video.frames)
+    return ours
 
 
 Logits = Callable[[Tensor, Tensor, Tensor], Tensor]  # of tokens, positions and what sees what

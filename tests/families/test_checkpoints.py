@@ -65,19 +65,6 @@ def test_saving_keeps_other_files_and_leaves_no_temporary_ones(folder):
     assert names == ["actions.json", "config.json", "model.safetensors"]
 
 
-def test_a_failed_write_keeps_the_old_file(folder, monkeypatch):
-    def fail(source, target):
-        assert source.stat().st_size > 0
-        raise OSError("disk full")
-
-    before = (folder / "model.safetensors").read_bytes()
-    monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        save_model(tiny_model(seed=1), folder)
-    assert (folder / "model.safetensors").read_bytes() == before
-    assert len(list(folder.iterdir())) == 2
-
-
 def test_another_config_file_can_be_given(folder, tmp_path):
     (folder / "config.json").rename(tmp_path / "side.json")
     assert load_model(folder, config=tmp_path / "side.json").config.num_layers == 2
@@ -91,7 +78,10 @@ def test_weights_of_our_config_under_another_name_are_of_no_family(kind, name, t
     weights = load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
     (torch.save if name.endswith("ckpt") else save_file)(weights, tmp_path / name)
-    with pytest.raises(ValueError, match=rf"{name}: beside a config of ours, .* model.safetensors"):
+    with pytest.raises(
+        ValueError,
+        match=rf"{name}: weights beside a config of ours must be named model.safetensors",
+    ):
         load_model(tmp_path / name)
 
 
@@ -138,7 +128,7 @@ def test_a_missing_file_is_named(name, folder):
     ("text", "message"),
     [
         ("{", r"config\.json: not valid JSON: Expecting property name"),
-        ("\udcff", r"config\.json is no text file in UTF-8$"),
+        ("\udcff", r"config\.json: expected a text file in UTF-8$"),
         ("[1]", r"config\.json: expected a JSON object, got list"),
         (
             '{"depth": 3}',
@@ -158,24 +148,20 @@ def test_a_bad_config_value_names_the_file(folder):
         load_model(folder)
 
 
-def test_a_truncated_weight_file_is_refused(folder):
+@pytest.mark.parametrize("data", [None, b"", b"{}", b"\x80\x04pickle", b"\xff" * 64])
+def test_a_truncated_or_tampered_weight_file_is_refused_in_one_line(data, folder):
     path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"model\.safetensors: not a valid safetensors file: "):
+    path.write_bytes(path.read_bytes()[:-100] if data is None else data)
+    message = r"model\.safetensors: not a valid safetensors file: "
+    with pytest.raises(ValueError, match=message) as caught:
         load_model(folder)
-
-
-@pytest.mark.parametrize("data", [b"", b"\x80\x04pickle", b"\xff" * 64])
-def test_a_tampered_weight_file_is_refused(data, folder):
-    (folder / "model.safetensors").write_bytes(data)
-    with pytest.raises(ValueError, match=r"model\.safetensors: not a valid safetensors file: "):
-        load_model(folder)
+    assert "\n" not in str(caught.value)
 
 
 def test_missing_and_unknown_tensors_are_counted_and_named(folder):
     edit_weights(folder, lm_head__weight=None, model__norm__weight=None, spare=torch.ones(1))
     message = (
-        r"model\.safetensors: does not fit the config: 2 missing tensors: model\.norm\.weight, "
+        r"model\.safetensors: does not match the config: 2 missing tensors: model\.norm\.weight, "
         r"lm_head\.weight; 1 unknown tensor: spare$"
     )
     with pytest.raises(ValueError, match=message):
@@ -199,13 +185,6 @@ def test_integer_weights_are_refused(folder):
     edit_weights(folder, model__norm__weight=torch.ones(24, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"1 non-float tensor: model\.norm\.weight"):
         load_model(folder)
-
-
-def test_error_messages_are_one_line(folder):
-    (folder / "model.safetensors").write_bytes(b"{}")
-    with pytest.raises(ValueError, match="not a valid safetensors file") as caught:
-        load_model(folder)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_hub_mixin_writes_and_reads_the_same_folder(tmp_path):
@@ -262,11 +241,11 @@ def test_what_older_files_store_and_a_model_computes_is_left_out(name, folder):
     ("changes", "message"),
     [
         ({"max_positions": 10**12}, "config.json: max_positions must be at most 268435456, got 10"),
-        ({"max_positions": 2**28, "head_dim": 2**20}, "head_dim is 1048576, and there are"),
-        ({"num_layers": 2**28}, "num_layers is 268435456, and there are 21 tensors in all"),
+        ({"max_positions": 2**28, "head_dim": 2**20}, "head_dim is 1048576, but there are only"),
+        ({"num_layers": 2**28}, "num_layers is 268435456, but there are only 21 tensors"),
         ({"rope_step": 10**29}, r"rope_step must be at most 1e\+12, got 97-bit int"),
         ({"grid_height": 2**16, "grid_width": 2**16}, r"grid_height \* grid_width must be at most"),
-        ({"num_layers": 10**6}, "num_layers is 1000000, and there are 21 tensors in all"),
+        ({"num_layers": 10**6}, "num_layers is 1000000, but there are only 21 tensors"),
         ({"hidden_size": 2**28, "intermediate_size": 2**28}, "mis-shaped tensors"),
         ({"num_heads": 2**27, "num_kv_heads": 2**27}, r"num_heads \* head_dim must be at most"),
         ({"vocab_size": 2**62}, "vocab_size must be at most 268435456"),
@@ -291,9 +270,9 @@ OTHERS = "".join(f"\n{name}: {value}" for name, value in tiny_fields().items() i
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"hidden_size: [{DOUBLED}]", "its aliases make more than 65536 values of it"),
-        (MERGED, "its aliases make more than 65536 values of it"),
-        ("&a [*a]", "its aliases make more than 65536 values of it"),
+        (f"hidden_size: [{DOUBLED}]", "aliases expand to more than 65536 values"),
+        (MERGED, "aliases expand to more than 65536 values"),
+        ("&a [*a]", "aliases expand to more than 65536 values"),
         (
             f"hidden_size: 0x{'f' * 5000}{OTHERS}",
             "hidden_size must be at most 268435456, got 20000",

@@ -107,7 +107,7 @@ def test_npz_clips_have_frames_and_the_actions_before_them(npz):
 def test_videos_that_recordings_displace_are_named_but_those_of_the_same_name(npz, capsys):
     (npz / "FB_1_data.mp4").touch()
     assert list(find_clips(npz)) == ["FB_1_data"]
-    assert capsys.readouterr().err.endswith("left out, as nothing that is read here: FB_1.mp4\n")
+    assert capsys.readouterr().err.endswith("skipped files of other types: FB_1.mp4\n")
 
 
 def test_a_video_can_be_read_at_a_lower_rate(videos):
@@ -139,7 +139,7 @@ def test_a_clip_of_a_variable_rate_has_the_frames_that_were_promised(fps, tmp_pa
 
 def test_actions_cannot_be_read_at_another_rate(videos):
     clip = find_clips(videos, codec=WALK)["a"]
-    with pytest.raises(ValueError, match=r"a\.mp4: actions are one a frame at 30 fps and .* at 10"):
+    with pytest.raises(ValueError, match=r"a\.mp4: actions are given at 30 fps and .* at 10"):
         clip.read(fps=10)
     same = clip.read(fps=29.97)
     assert (same.actions, same.fps) == (NAMES, 30)
@@ -187,7 +187,9 @@ def test_what_is_not_there_is_named(tmp_path):
         find_clips(tmp_path)
     (tmp_path / "clip.mp4").write_bytes(b"")
     (tmp_path / "clip.avi").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"two clips have one name: .*clip\.avi and .*clip\.mp4"):
+    with pytest.raises(
+        ValueError, match=r"names of clips must differ, got .*clip\.avi and .*clip\.mp4"
+    ):
         find_clips(tmp_path)
 
 
@@ -219,8 +221,8 @@ def test_a_video_that_lost_its_first_key_frame_is_refused(num_frames, tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (NAMES[:-1], r"clip\.jsonl: expected 12 actions \(one a frame\), got 11"),
-        ([*NAMES, "none"], r"clip\.jsonl: expected 12 actions \(one a frame\), got 13"),
+        (NAMES[:-1], r"clip\.jsonl: expected 12 actions, got 11"),
+        ([*NAMES, "none"], r"clip\.jsonl: expected 12 actions, got 13"),
         (["none", "jump"], r"clip\.jsonl:2: unknown action 'jump'"),
     ],
 )

@@ -15,6 +15,7 @@ from diagd.families import checkpoints
 from diagd.families.checkpoints import is_repository, model_path
 from diagd.pipeline.generate import PromptWorker
 from diagd.pipeline.options import GenerateOptions
+from tests.pipeline.test_world_folder import files_of
 from tests.worlds import WALK
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
@@ -40,11 +41,6 @@ def keep(cache, repository, files):
         link.symlink_to(blob)
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text(SHA)
-
-
-def files_of(folder):
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 @pytest.fixture
@@ -155,7 +151,7 @@ def test_a_folder_of_that_name_comes_first(cache, tmp_path, monkeypatch):
 def test_a_repository_that_is_not_there_is_one_line(cache, command):
     message = (
         "no model at 'user/none', neither a file or folder nor on the Hugging Face Hub: "
-        "it cannot be reached, and the model was not downloaded before"
+        "the Hub cannot be reached, and the model is not in the cache"
     )
     with pytest.raises(FileNotFoundError, match=f"{message}$"):
         diagd.VideoGenerator.from_pretrained("user/none")

@@ -1,6 +1,7 @@
 """RynnVLA-002 in miniature: Chameleon's class, asked for two images, as in its makers' code."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -13,25 +14,19 @@ from diagd.families.chameleon.robots import SENTENCE_OF_TWO
 from diagd.families.checkpoints import find_model
 from tests import oracles
 from tests.families import test_worldvla as one_camera
-from tests.families.images import check_int8, raster_images
+from tests.families.images import check_converted, check_int8, raster_images
 from tests.families.test_worldvla import (
-    ACTION_END,
-    ACTION_START,
     ACTIONS,
-    BOS,
     HEIGHT,
     IMAGE_END,
     ROW_END,
     SIZE,
-    TURN_END,
     VISUAL,
     WIDTH,
-    bins_of,
     choose,
-    logits_of,
+    costs_of,
     to_theirs,
 )
-from tests.models.tiny import random_tokens
 from tests.worlds import smooth_frames
 
 theirs, folder_of_one = one_camera.theirs, one_camera.folder
@@ -42,12 +37,7 @@ WORDS = {word: 20 + place for place, word in enumerate(dict.fromkeys(SENTENCE_OF
 @pytest.fixture(scope="module")
 def folder(theirs, folder_of_one, tmp_path_factory):
     """That of WorldVLA with an action head, whose weights are read by nobody here."""
-    path = tmp_path_factory.mktemp("rynnvla")
-    for file in folder_of_one.rglob("*"):
-        target = path / file.relative_to(folder_of_one)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if file.is_file():
-            target.write_bytes(file.read_bytes())
+    path = shutil.copytree(folder_of_one, tmp_path_factory.mktemp("rynnvla") / "model")
     write_head(theirs, path, 7)
     config = json.loads((path / "config.json").read_text())
     config["architectures"] = ["ChameleonXLLMXForConditionalGeneration_ck_action_head"]
@@ -72,6 +62,10 @@ def world(folder) -> diagd.VideoGenerator:
     return diagd.VideoGenerator.from_pretrained(folder)
 
 
+def prompt_of(images, action):
+    return one_camera.prompt_of(images, action, SENTENCE_OF_TWO, WORDS)
+
+
 def stacked(count, world, seed=0):
     return smooth_frames(count, *world.frame_size_px, seed=seed)
 
@@ -81,17 +75,6 @@ def cameras(world, frame):
     upper, lower = frame.tensor_split(2, 1)
     codes = [world.tokenizer.tokenizer.encode(half) for half in (upper, lower)]
     return [to_theirs(rows[0]) for rows in codes]
-
-
-def prompt_of(images, action):
-    """What a frame is asked for with, (1, P) of their ids."""
-    numbers = [0, 0, 0, 0, 0, 0, -1]
-    if action != "none":
-        numbers = [float(number) for number in action[5:-1].split(",")]
-    said = [WORDS[word] for word in SENTENCE_OF_TWO[:-1].split()] + [50]
-    shown = [id for rows in images for id in [*SIZE, *rows.flatten().tolist(), IMAGE_END]]
-    order = [ACTION_START, *bins_of(numbers), ACTION_END]
-    return torch.tensor([[BOS, *said, *shown, *order, TURN_END, *SIZE]])
 
 
 @pytest.mark.proves("RynnVLA-002", "logits")
@@ -144,7 +127,7 @@ def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, world, row_lag
     images, frame_lag = cameras(world, frame), (2 * HEIGHT - 1) * row_lag + WIDTH + 1
     for action, tokens in zip(ACTIONS, video.tokens, strict=True):
         reference = oracles.ReferenceStream(
-            logits_of(theirs),
+            oracles.chameleon_logits(theirs),
             prompt_of(images, action),
             *(2 * HEIGHT, WIDTH + 1),
             num_action_tokens=4,
@@ -160,8 +143,7 @@ def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, world, row_lag
 
 @pytest.mark.proves("RynnVLA-002", "int8")
 def test_int8_keeps_close_to_float32(folder):
-    num_ids = diagd.load_model(folder).num_embeddings
-    check_int8(folder, random_tokens(2, 9, vocab_size=num_ids))
+    check_int8(folder)
 
 
 @pytest.mark.proves("RynnVLA-002", "pixels")
@@ -173,11 +155,7 @@ def test_cameras_are_painted_apart_and_a_folder_of_ours_makes_the_same(
     assert video.frames.shape == (3, 4 * HEIGHT, 2 * WIDTH, 3)
     for half, tokens in zip(video.frames.chunk(2, 1), video.tokens.chunk(2, 1), strict=True):
         assert torch.equal(world.tokenizer.tokenizer.decode(tokens), half)
-    assert command("convert", folder, tmp_path / "ours").code == 0
-    ours = diagd.VideoGenerator.from_pretrained(tmp_path / "ours")
-    again = ours.generate(frame, ACTIONS)
-    assert torch.equal(again.tokens, video.tokens)
-    assert torch.equal(again.frames, video.frames)
+    ours = check_converted(command, folder, tmp_path / "ours", video, frame, ACTIONS)
     stream = list(ours.stream(frame, ACTIONS, strategy="k=1"))
     assert torch.equal(torch.stack(stream), ours.generate(frame, ACTIONS, strategy="k=1").frames)
 
@@ -198,13 +176,7 @@ def test_a_clip_costs_what_it_does_their_class(theirs, world, folder, command, t
     prompt = prompt_of(before, ACTIONS[0])
     targets = torch.cat([torch.tensor(SEAM).expand(1, -1), after[1].view(1, -1)], 1)
     targets = torch.cat([after[0].view(1, -1), targets], 1)
-    with torch.no_grad():
-        whole = torch.cat([prompt, targets], 1)
-        logits = theirs(whole, use_cache=False).logits[0, prompt.shape[1] - 1 : -1]
-    codes = torch.tensor([*VISUAL, *SEAM, ACTION_START, ACTION_END, TURN_END])
-    bins = torch.arange(one_camera.FIRST_BIN, one_camera.FIRST_BIN + 256)
-    columns = torch.cat([codes, bins])  # all that has columns
-    costs = logits[:, columns].logsumexp(-1) - logits.gather(1, targets.T)[:, 0]
+    costs = costs_of(theirs, prompt, targets)
     size = HEIGHT * (WIDTH + 1)
     images = torch.stack([costs[:size], costs[size + len(SEAM) :]]).view(2, HEIGHT, WIDTH + 1)
     assert rows["raster"]["nll"] == pytest.approx(images[..., :-1].mean().item(), abs=1e-3)

@@ -54,7 +54,7 @@ def test_a_cosmos_folder_is_recognised_when_torchscript_is_allowed(scripts):
 def test_torchscript_is_not_loaded_unless_allowed(scripts):
     small_tokenizer().save_pretrained(scripts)  # nothing else in the folder changes that
     (scripts / "decoder.jit").unlink()
-    with pytest.raises(ValueError, match=r"cosmos holds TorchScript, which runs code when it is"):
+    with pytest.raises(ValueError, match=r"cosmos holds TorchScript, which executes code when"):
         load_tokenizer(scripts)
     with pytest.raises(FileNotFoundError, match=r"^file not found: .*decoder\.jit$"):
         load_tokenizer(scripts, allow_torchscript=True)
@@ -81,7 +81,11 @@ def test_what_is_missing_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("fixture", "part", "message"),
     [
-        ("wham_tiny", "decoder.output_ln.bias", r"the WHAM tokenizer: does not fit .*: 1 missing"),
+        (
+            "wham_tiny",
+            "decoder.output_ln.bias",
+            r"the WHAM tokenizer: does not match .*: 1 missing",
+        ),
         (
             "mineworld_tiny_v256",
             "quantize.embedding.weight",

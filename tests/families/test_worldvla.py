@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 import diagd
 from diagd.data.actions import write_actions
@@ -15,8 +13,8 @@ from diagd.data.video import read_video, write_video
 from diagd.families.chameleon.robots import SENTENCE, RobotActions
 from diagd.families.checkpoints import find_model
 from tests import oracles
-from tests.families.images import check_int8, raster_images
-from tests.families.test_janus_chameleon import _write_vqgan
+from tests.families.images import check_converted, check_int8, raster_images
+from tests.families.test_janus_chameleon import write_released
 from tests.models.architectures import (
     BOS,
     FIRST_VISUAL,
@@ -25,6 +23,7 @@ from tests.models.architectures import (
     PAD,
     chameleon_of,
 )
+from tests.models.test_image_models import chameleon_words
 from tests.models.tiny import random_tokens
 from tests.worlds import smooth_frames
 
@@ -60,21 +59,10 @@ def theirs() -> Any:
 @pytest.fixture(scope="module")
 def folder(theirs, tmp_path_factory):
     """Write it as its makers do, with the text tokenizer and Meta's VQ-GAN."""
-    path = tmp_path_factory.mktemp("worldvla")
-    theirs.save_pretrained(path)
-    config = json.loads((path / "config.json").read_text())
-    config["vocabulary_map"] |= NAMES
-    config |= {"z_loss_weight": 0.0, "grid_height": HEIGHT, "grid_width": WIDTH}
+    fast = chameleon_words({"<pad>": PAD, "<s>": BOS, "<unk>": 3, **WORDS, ".": 50})
+    config = {"z_loss_weight": 0.0, "grid_height": HEIGHT, "grid_width": WIDTH}
     config["architectures"] = ["ChameleonXLLMXForConditionalGeneration_ck"]
-    (path / "config.json").write_text(json.dumps(config))
-    words = {"<pad>": PAD, "<s>": BOS, "<unk>": 3, **WORDS, ".": 50}
-    fast = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    fast.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(
-        tokenizer_object=fast, pad_token="<pad>", bos_token="<s>", unk_token="<unk>"
-    ).save_pretrained(path)
-    _write_vqgan(path)
-    return path
+    return write_released(tmp_path_factory.mktemp("worldvla"), theirs, NAMES, fast, **config)
 
 
 @pytest.fixture(scope="module")
@@ -91,15 +79,25 @@ def bins_of(numbers):
     return [FIRST_BIN + int((edges <= number).sum()) - 1 for number in scaled]
 
 
-def prompt_of(rows, action):
-    """What a frame is asked for with, (1, P) of their ids; `rows` are theirs as well."""
+def prompt_of(images, action, sentence=SENTENCE, words=WORDS):
+    """What a frame is asked for with, (1, P) of their ids; those of `images` are theirs as well."""
     numbers = [0, 0, 0, 0, 0, 0, -1]
     if action != "none":
         numbers = [float(number) for number in action[5:-1].split(",")]
-    said = [WORDS[word] for word in SENTENCE[:-1].split()] + [50]
-    image = [*SIZE, *rows.flatten().tolist(), IMAGE_END]
+    said = [words[word] for word in sentence[:-1].split()] + [50]
+    shown = [id for rows in images for id in [*SIZE, *rows.flatten().tolist(), IMAGE_END]]
     order = [ACTION_START, *bins_of(numbers), ACTION_END]
-    return torch.tensor([[BOS, *said, *image, *order, TURN_END, *SIZE]])
+    return torch.tensor([[BOS, *said, *shown, *order, TURN_END, *SIZE]])
+
+
+def costs_of(theirs, prompt, targets):
+    """Nats of each of (1, L) tokens behind a prompt, among all ids that we have columns for."""
+    with torch.no_grad():
+        whole = torch.cat([prompt, targets], 1)
+        logits = theirs(whole, use_cache=False).logits[0, prompt.shape[1] - 1 : -1]
+    signs = [IMAGE_END, ACTION_START, ACTION_END, TURN_END]
+    columns = [*VISUAL, *SIZE, *signs, *range(FIRST_BIN, FIRST_BIN + 256)]
+    return logits[:, columns].logsumexp(-1) - logits.gather(1, targets.T)[:, 0]
 
 
 def to_theirs(tokens):
@@ -113,7 +111,7 @@ def test_logits_are_those_of_the_class(theirs, world):
     rows = random_tokens(2, HEIGHT, WIDTH + 1, vocab_size=NUM_VISUAL)
     rows[..., -1] = NUM_VISUAL
     sequence = torch.cat(
-        [prompt_of(to_theirs(rows[0]), ACTIONS[0]), to_theirs(rows[1:]).flatten(1)], 1
+        [prompt_of(to_theirs(rows[:1]), ACTIONS[0]), to_theirs(rows[1:]).flatten(1)], 1
     )
     ids = world.action_ids(ACTIONS[:1], 1, "frame")
     assert ids is not None
@@ -134,28 +132,11 @@ def test_raster_order_asks_anew_for_every_frame(theirs, folder, backend):
     video = world.generate(frame, ACTIONS, strategy="raster")
     rows, expected = to_theirs(world.tokenizer.encode(frame)[0]), []
     for action in ACTIONS:
-        prompt = prompt_of(rows, action)
+        prompt = prompt_of([rows], action)
         (rows,) = raster_images(theirs, prompt, prompt, 1, VISUAL, HEIGHT, WIDTH)
         expected.append(rows)
     assert torch.equal(to_theirs(video.tokens), torch.stack(expected))
     assert len(video.tokens.unique()) > 4
-
-
-def logits_of(theirs):
-    """Its logits of all ids; its forward, which bans images, is by-passed."""
-
-    @torch.no_grad()
-    def logits_fn(tokens, positions, visible):
-        bias = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
-        states = theirs.model(
-            tokens,
-            position_ids=positions.expand(len(tokens), -1),
-            attention_mask=bias.expand(len(tokens), 1, -1, -1),
-            use_cache=False,
-        ).last_hidden_state
-        return theirs.lm_head(states)
-
-    return logits_fn
 
 
 def choose(logits, _frame, _row, column):
@@ -172,8 +153,8 @@ def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, world, row_lag
     rows = to_theirs(world.tokenizer.encode(frame)[0])
     for action, tokens in zip(ACTIONS, video.tokens, strict=True):
         reference = oracles.ReferenceStream(
-            logits_of(theirs),
-            prompt_of(rows, action),
+            oracles.chameleon_logits(theirs),
+            prompt_of([rows], action),
             *(HEIGHT, WIDTH + 1),
             sample_fn=choose,
             row_ends=[ROW_END] * HEIGHT,
@@ -185,8 +166,7 @@ def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, world, row_lag
 
 @pytest.mark.proves("WorldVLA", "int8")
 def test_int8_keeps_close_to_float32(folder):
-    num_ids = diagd.load_model(folder).num_embeddings
-    check_int8(folder, random_tokens(2, 9, vocab_size=num_ids))
+    check_int8(folder)
 
 
 @pytest.mark.proves("WorldVLA", "pixels")
@@ -195,11 +175,7 @@ def test_frames_are_painted_and_a_folder_of_ours_makes_the_same(world, folder, c
     frame = smooth_frames(1, *world.frame_size_px)
     video = world.generate(frame, ACTIONS)
     assert video.frames.shape == (3, 2 * HEIGHT, 2 * WIDTH, 3)
-    assert command("convert", folder, tmp_path / "ours").code == 0
-    ours = diagd.VideoGenerator.from_pretrained(tmp_path / "ours")
-    again = ours.generate(frame, ACTIONS)
-    assert torch.equal(again.tokens, video.tokens)
-    assert torch.equal(again.frames, video.frames)
+    check_converted(command, folder, tmp_path / "ours", video, frame, ACTIONS)
 
 
 @pytest.mark.proves("WorldVLA", "evaluate")
@@ -219,13 +195,7 @@ def test_clips_are_continued_and_priced(theirs, world, folder, command, tmp_path
     assert priced.code == 0, priced.err
     rows = {row["strategy"]: row for row in priced.document["rows"]}
     seen = to_theirs(world.tokenizer.encode(read_video(tmp_path / "clips" / "a.mp4").frames))
-    prompt = prompt_of(seen[0], ACTIONS[0])
-    with torch.no_grad():
-        whole = torch.cat([prompt, seen[1].view(1, -1)], 1)
-        logits = theirs(whole, use_cache=False).logits[0, prompt.shape[1] - 1 : -1]
-    codes = torch.tensor(VISUAL + SIZE + [IMAGE_END, ACTION_START, ACTION_END, TURN_END])
-    ours = torch.cat([codes, torch.arange(FIRST_BIN, FIRST_BIN + 256)])  # all that has columns
-    costs = logits[:, ours].logsumexp(-1) - logits.gather(1, seen[1].view(-1, 1))[:, 0]
+    costs = costs_of(theirs, prompt_of(seen[:1], ACTIONS[0]), seen[1].view(1, -1))
     expected = costs.view(size)[:, :-1].mean().item()
     assert rows["raster"]["nll"] == pytest.approx(expected, abs=1e-3)
     assert rows["k=1"]["gap"] != 0
@@ -249,7 +219,7 @@ def test_actions_are_seven_numbers():
 
 def test_a_picture_to_go_on_from_is_asked_for(folder, command):
     refused = command("generate", "--model", folder, "--actions", "none")
-    refused.assert_refused(r"no .*prompt\.mp4 to go on from: give --prompt")
+    refused.assert_refused(r"prompt not found: .*prompt\.mp4, give --prompt")
     refused = command("attention", "--model", folder)
     refused.assert_refused("sequences that begin with a frame, which those of .* do not")
 
@@ -267,6 +237,6 @@ def test_a_text_tokenizer_of_other_software_is_one_line(folder, tmp_path):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     words = json.loads((folder / "tokenizer.json").read_text())
     (tmp_path / "tokenizer.json").write_text(json.dumps(words | {"model": {"type": "of 2030"}}))
-    message = r"WorldVLA checkpoint: its text tokenizer cannot be read: \w"
+    message = r"WorldVLA checkpoint: text tokenizer cannot be loaded: \w"
     with pytest.raises(ValueError, match=message):
         find_model(tmp_path)

@@ -6,7 +6,6 @@ Those operations run on the pretended GPU; what Inductor would fuse them to need
 a CPU).
 """
 
-import gc
 import importlib
 import sys
 from typing import Any
@@ -142,17 +141,12 @@ def test_the_same_steps_captured_as_they_are_have_graphs_of_their_own(compiler):
         assert (stats.capture_seconds > 0) == num_captures
 
 
-def test_a_dropped_model_drops_its_memory_at_once(compiler):
+def test_a_dropped_model_drops_its_memory_at_once(no_collection, compiler):
     """What was compiled holds neither the step nor its memory."""
-    gc.collect()
-    gc.disable()
-    try:
-        model = captured_compiled(small(), "cuda")
-        decode(model, CASE, "k=1", SAMPLINGS["sampled"], "cuda")
-        del model
-        assert compiler.machine.live_bytes == 0
-    finally:
-        gc.enable()
+    model = captured_compiled(small(), "cuda")
+    decode(model, CASE, "k=1", SAMPLINGS["sampled"], "cuda")
+    del model
+    assert compiler.machine.live_bytes == 0
 
 
 def test_compiling_during_a_capture_is_caught(compiler):

@@ -1,6 +1,5 @@
 """`diagd/backends/replay.py`: what is captured when, and how long it lives."""
 
-import gc
 import weakref
 
 import pytest
@@ -16,7 +15,6 @@ from tests.decoding.cases import Case
 from tests.golden import FIXTURES
 from tests.gpu.test_tokens import (
     CASE,
-    EXACT,
     NUM_VISUAL,
     SAMPLINGS,
     by_place,
@@ -31,15 +29,6 @@ SAMPLED = SAMPLINGS["sampled"]
 
 def generate(model, strategy="k=1", sampling=SAMPLED, case=CASE, **settings):
     return decode(model, case, strategy, sampling, "cuda", **settings)
-
-
-@pytest.fixture
-def no_collection():
-    """Only what nothing refers to is freed, at once."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def test_a_step_is_captured_once_a_kind_and_shape_and_replayed_on_its_own_lanes(gpus):
@@ -92,15 +81,6 @@ def test_old_graphs_leave_where_there_are_too_many(monkeypatch, gpus):
     for _ in range(2):
         expected = decode(tiny(), CASE, "exact,lanes=8", SAMPLED).tokens
         assert torch.equal(generate(model, "exact,lanes=8").tokens.cpu(), expected)
-
-
-def test_capturing_leaves_no_trace(gpus):
-    """A warm-up on real lanes would be an iteration that nobody counts."""
-    greedy = SAMPLINGS["greedy"]
-    expected = decode(tiny(), CASE, EXACT, greedy)
-    found = generate(prepare_for(tiny(), "cuda"), EXACT, greedy)
-    assert torch.equal(found.tokens.cpu(), expected.tokens)
-    assert found.stats.num_steps == expected.stats.num_steps
 
 
 def test_the_next_stream_of_a_model_replays_what_the_last_one_captured(gpus):
@@ -199,7 +179,7 @@ def test_broken_numbers_do_not_reach_the_next_stream(gpus):
     weight = plain.get_parameter("model.layers.0.mlp.down_proj.weight").requires_grad_(False)
     whole = weight.clone()
     weight.fill_(torch.nan)
-    with pytest.raises(ValueError, match=r"no token can be drawn at frame 0.*from layer 1 on"):
+    with pytest.raises(ValueError, match=r"no token can be sampled at frame 0.*first in layer 1"):
         generate(model)
     weight.copy_(whole)
     assert torch.equal(generate(model).tokens, expected)

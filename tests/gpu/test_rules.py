@@ -5,7 +5,6 @@ folder would see.
 """
 
 import contextlib
-import gc
 
 import pytest
 import torch
@@ -295,22 +294,17 @@ def test_a_capture_on_the_wrong_device_is_caught(monkeypatch, gpus):
     assert not equals_the_cpu("cuda:1")
 
 
-def test_an_engine_in_a_circle_is_caught(monkeypatch, gpus):
-    gc.collect()
-    gc.disable()
-    try:
-        model = prepare_for(tiny(), "cuda").model
-        before = gpus.live_bytes
-        decode(model, CASE, "k=1", SAMPLED, "cuda")
-        assert gpus.live_bytes == before
-        make = Stream.set_sampling
+def test_an_engine_in_a_circle_is_caught(monkeypatch, no_collection, gpus):
+    model = prepare_for(tiny(), "cuda").model
+    before = gpus.live_bytes
+    decode(model, CASE, "k=1", SAMPLED, "cuda")
+    assert gpus.live_bytes == before
+    make = Stream.set_sampling
 
-        def planted(self, sampling):
-            make(self, sampling)
-            self.of_itself = self.resume
+    def planted(self, sampling):
+        make(self, sampling)
+        self.of_itself = self.resume
 
-        monkeypatch.setattr(Stream, "set_sampling", planted)
-        decode(model, CASE, "k=1", SAMPLED, "cuda")
-        assert gpus.live_bytes > before
-    finally:
-        gc.enable()
+    monkeypatch.setattr(Stream, "set_sampling", planted)
+    decode(model, CASE, "k=1", SAMPLED, "cuda")
+    assert gpus.live_bytes > before

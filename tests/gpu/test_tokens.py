@@ -15,11 +15,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 import diagd
 from diagd.backends.prepare import prepare
 from diagd.backends.replay import Captured
-from diagd.families.checkpoints import load_model
 from diagd.models.huggingface import HuggingFaceModel, llama_of
 from tests.decoding.cases import Case
 from tests.decoding.strategies.test_conformance import CASES
-from tests.golden import FIXTURES
 from tests.models.tiny import KINDS, tiny_model
 
 NUM_VISUAL = 18  # of the ids that `Case` draws
@@ -114,25 +112,6 @@ def test_hugging_face_runs(gpus):
     assert on_both(gpus, make, CASE, ["k=1", "exact,lanes=8"], SAMPLINGS["top-p"])
 
 
-@pytest.mark.parametrize("name", ["cosmos_tiny_a", "cosmos_tiny_b", "wham_tiny", "mineworld_tiny"])
-def test_every_family_runs(name, gpus):
-    """Released checkpoints in miniature, on grids of their own."""
-    config = load_model(FIXTURES / name).config
-    case = Case(1, 3, 5, 1, 7, config.num_action_tokens, prefix_length=config.prefix_length)
-    generator, size = torch.Generator().manual_seed(0), config.context_size
-    text = torch.randn(2, 4, size, generator=generator) * 9 if size else None
-
-    def make():
-        model = load_model(FIXTURES / name)
-        with torch.no_grad():
-            for weight in model.parameters():
-                if weight.dim() > 1:
-                    weight.mul_(4)
-        return model
-
-    assert on_both(gpus, make, case, ["k=1", "exact,lanes=8"], SAMPLINGS["sampled"], text=text)
-
-
 def test_the_second_gpu_is_as_good_as_the_first(gpus):
     on_both(gpus, tiny, CASE, ["k=1", "exact,lanes=8"], SAMPLINGS["sampled"], device="cuda:1")
     assert torch.cuda.current_device() == 0
@@ -173,24 +152,6 @@ def test_a_stream_goes_on_after_a_full_context(keep_frames, gpus):
         assert found.num_dropped_frames >= 4
         decoded.append(found.tokens)
     assert torch.equal(*decoded)
-
-
-def test_a_batch_is_its_rows_one_by_one(gpus):
-    model = prepare_for(tiny(), "cuda")
-    together = decode(model, CASE, "k=1", SAMPLINGS["sampled"], "cuda").tokens
-    actions = CASE.actions()
-    assert actions is not None
-    for row in range(CASE.batch_size):
-        alone = diagd.generate_tokens(
-            model,
-            CASE.prompt[row : row + 1].to("cuda"),
-            "k=1",
-            actions[row : row + 1].to("cuda"),
-            sampling=SAMPLINGS["sampled"],
-            seed=3 + row,
-            grid=CASE.grid,
-        ).tokens
-        assert torch.equal(together[row : row + 1].cpu(), alone.cpu())
 
 
 @pytest.mark.parametrize("strategy", ["raster", "k=1", "k=2,d=4"])

@@ -71,6 +71,6 @@ def test_where_the_kernels_are_wrong_pytorchs_run_and_say_so(gpus, monkeypatch, 
         assert prepare(tiny().to("cuda"))[1] == "cuda-graph"
     assert len(caplog.records) == 1
     assert "PyTorch's kernels (backend cuda-graph)" in caplog.text
-    with pytest.raises(ValueError, match=r"^backend triton: the Triton kernels are wrong here"):
+    with pytest.raises(ValueError, match=r"^backend triton: Triton kernels failed their test"):
         prepare(tiny().to("cuda"), "triton")
     model.load_kernels.cache_clear()

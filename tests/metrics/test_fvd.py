@@ -70,5 +70,5 @@ def test_bad_detectors_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"file not found: .*absent\.pt"):
         VideoFeatures(tmp_path / "absent.pt")
     (tmp_path / "text.pt").write_text("no TorchScript")
-    with pytest.raises(ValueError, match=r"text\.pt is no TorchScript file"):
+    with pytest.raises(ValueError, match=r"text\.pt: not a TorchScript file"):
         VideoFeatures(tmp_path / "text.pt")

@@ -183,7 +183,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
     torch.save(wrong, tmp_path / "wrong.pth")
     with pytest.raises(ValueError, match=r"features\.6\.bias \(expected \(384,\), got \(3,\)\)"):
         Lpips(tmp_path / "wrong.pth")
-    with pytest.raises(ValueError, match=r"does not fit LPIPS of alex: 5 missing tensors: lin0"):
+    with pytest.raises(ValueError, match=r"does not match LPIPS of alex: 5 missing tensors: lin0"):
         Lpips(backbone, backbone)
     torch.save(random_weights("alex") | {"features.6.bias": torch.full((384,), torch.nan)}, heads)
     with pytest.raises(ValueError, match=r"heads\.pth: features\.6\.bias holds NaN or infinity"):
@@ -202,7 +202,7 @@ def test_a_weight_file_never_runs_code(tmp_path, monkeypatch):
         Lpips(tmp_path / "trap.pth")
     assert not (tmp_path / "trapped").exists()
     (tmp_path / "text.pth").write_text("weights")
-    with pytest.raises(ValueError, match=r"text\.pth: no PyTorch checkpoint"):
+    with pytest.raises(ValueError, match=r"text\.pth: not a PyTorch checkpoint"):
         Lpips(tmp_path / "text.pth")
     torch.save([torch.zeros(2)], tmp_path / "list.pth")
     with pytest.raises(ValueError, match=r"list\.pth: expected a dict of tensors"):

@@ -203,7 +203,7 @@ def test_files_of_another_network_are_refused(make, name, tmp_path, monkeypatch)
         name, ["alex.pth", "i3d"]
     ):
         with pytest.raises(
-            ValueError, match=rf"{other}: (does not fit|no pickle|no PyTorch)"
+            ValueError, match=rf"{other}: (does not match|not a pickle|not a PyTorch)"
         ) as caught:
             make(f"{name}={tmp_path / other}")
         assert "\n" not in str(caught.value)

@@ -50,3 +50,8 @@ def feed(model: Any, tokens: Tensor, steps: Tensor, seed: int = 0) -> Tensor:
         )
         logits[:, lanes] = out[:, : len(lanes)].to(logits)
     return logits
+
+
+def causal(positions: Tensor, held: Tensor) -> Seen:
+    """See all that is not later."""
+    return Seen(positions, positions, held, held)

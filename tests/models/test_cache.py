@@ -35,7 +35,7 @@ def test_reading_copies_nothing():
 def test_a_cache_that_never_fits_is_refused_before_it_is_allocated():
     for model in (tiny_model(), NativeModel(tiny_model()), NativeModel(tiny_model(), "bfloat16")):
         message = (
-            r"a cache of batch_size=3 and num_slots=1099511627776 would take .* GB, this machine"
+            r"a cache of batch_size=3 and num_slots=1099511627776 would need .* GB, this machine"
         )
         with pytest.raises(ValueError, match=message):
             model.make_cache(3, 2**40)

@@ -7,7 +7,7 @@ import diagd
 from diagd.backends.native.model import NativeModel
 from diagd.models.guidance import GuidedModel
 from tests import oracles
-from tests.models.architectures import FIRST_VISUAL, NUM_VISUAL, SEPARATOR, architecture
+from tests.models.architectures import architecture
 from tests.models.tiny import KINDS, random_tokens, tiny_model
 
 GRID = diagd.TokenGrid(num_frames=2, height=3, width=5)
@@ -118,40 +118,6 @@ def test_a_full_context_forgets_frames_and_no_prompt():
     assert torch.equal(second, diagd.generate_tokens(model, again, schedule).tokens[:, 0])
 
 
-def test_emu3_writes_guided_rows_and_their_pixels():
-    """Emu3's own way: a grid one column wider, whose last column is the separator."""
-    emu3, prompt, negative = architecture("emu3"), prompt_of(), unconditional_of(3)
-    grid = diagd.TokenGrid(1, 3, 5 + 1)
-    valid = torch.tensor([FIRST_VISUAL, FIRST_VISUAL + NUM_VISUAL]).repeat(3, 6, 1)
-    valid[:, -1] = torch.tensor([SEPARATOR, SEPARATOR + 1])
-    sampling = diagd.SamplingOptions(valid_range=valid)
-
-    def allowed(_batch, sequence):
-        at_end = (len(sequence) - PROMPT_LENGTH) % 6 == 5
-        return [SEPARATOR] if at_end else list(range(FIRST_VISUAL, FIRST_VISUAL + NUM_VISUAL))
-
-    plain = emu3.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=18,
-        do_sample=False,
-        guidance_scale=SCALE,
-        negative_prompt_ids=negative,
-        prefix_allowed_tokens_fn=allowed,
-    )[:, PROMPT_LENGTH:]
-    model = guided("emu3", negative)
-    raster, diagonal = (
-        diagd.generate_tokens(model, prompt, schedule, context_frames=0, sampling=sampling).tokens
-        for schedule in (diagd.DiagonalSchedule.raster(grid), diagd.DiagonalSchedule(grid, 1))
-    )
-    assert torch.equal(raster.flatten(1), plain)
-    assert (diagonal[..., -1] == SEPARATOR).all()
-    ends = torch.zeros(1, 3, dtype=torch.int64)  # end of frame, of image, of text
-    image = torch.cat([diagonal.flatten(1), ends], dim=1)
-    pixels = emu3.decode_image_tokens(image_tokens=image, height=3, width=5)
-    assert pixels.shape == (1, 3, 3 * 2, 5 * 2)
-
-
 def test_both_prompts_count_for_the_context():
     model = guided("llama", unconditional_of(9))
     assert (model.vocab_size, model.num_embeddings, model.device.type) == (40, 40, "cpu")
@@ -160,7 +126,7 @@ def test_both_prompts_count_for_the_context():
         engine = diagd.DecodingEngine(
             guided("llama", unconditional_of(length)), diagd.FrameFormat(3, 5), max_slots=18
         )
-        message = f"prompt and one frame take {taken} slots, the context holds 18"
+        message = f"prompt and one frame need {taken} slots, the context holds 18"
         with pytest.raises(ValueError, match=message):
             engine.prefill(prompt_of(), 0)
     engine = diagd.DecodingEngine(model, diagd.FrameFormat(3, 5), max_slots=24)
@@ -230,13 +196,13 @@ def test_of_several_prompts_each_is_steered_away_from_by_the_one_before(kind, le
     expected = oracles.diagonal_reference(logits_fn, prompt, 2, 3, 5, row_lag=2, frame_lag=4)
     assert torch.equal(out.tokens, expected)
     assert (steered.max_positions, steered.scales) == (model.max_positions, scales)
-    with pytest.raises(ValueError, match="expected a scale for each of 2 prompts, got 1"):
+    with pytest.raises(ValueError, match="scale must be one for each of 2 prompts, got 1"):
         GuidedModel(model, others, PROMPT_LENGTH, SCALE)
 
 
 def test_positions_on_a_grid_are_not_shifted():
     model = tiny_model(position="rope2d")
-    with pytest.raises(ValueError, match=r"both prompts must be of one length .* of 4 and 1$"):
+    with pytest.raises(ValueError, match=r"prompts must be of one length .* of 4 and 1$"):
         GuidedModel(model, torch.tensor([[3]]), PROMPT_LENGTH, SCALE)
     assert GuidedModel(model, torch.tensor([[3]]), 1, SCALE).max_positions == 64
 

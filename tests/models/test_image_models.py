@@ -54,17 +54,11 @@ def prompts():
 def own_logits(name):
     """The class's own modules on whole sequences, at any positions and under any mask."""
     theirs = architecture(name)
+    if name == "chameleon":
+        return oracles.chameleon_logits(theirs)
 
     @torch.no_grad()
     def logits_fn(tokens, positions, visible):
-        bias = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
-        inputs: dict[str, Any] = {
-            "position_ids": positions.expand(len(tokens), -1),
-            "attention_mask": bias.expand(len(tokens), 1, -1, -1),
-            "use_cache": False,
-        }
-        if name == "chameleon":
-            return theirs.lm_head(theirs.model(tokens, **inputs).last_hidden_state)
         embedded = [
             theirs.prepare_embeddings_for_image_generation(id - VOCAB_SIZE)
             if id >= VOCAB_SIZE
@@ -72,7 +66,9 @@ def own_logits(name):
             for id in tokens.flatten()
         ]
         rows = torch.stack(embedded).view(*tokens.shape, -1)
-        hidden = theirs.model.language_model(inputs_embeds=rows, **inputs).last_hidden_state
+        hidden = theirs.model.language_model(
+            inputs_embeds=rows, **oracles.placed(len(rows), positions, visible)
+        ).last_hidden_state
         image = theirs.model.generation_head(hidden)
         return torch.cat([image.new_full((*tokens.shape, VOCAB_SIZE), float("-inf")), image], -1)
 
@@ -121,63 +117,38 @@ def test_logits_are_those_of_the_class_in_any_order(name):
     assert name == "chameleon" or (hidden == torch.finfo(torch.float32).min).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_raster_order_is_greedy_decoding_without_a_cache(name):
-    grid, image_logits = GRIDS[name], restricted(name, own_logits(name))
+def own_images(name, given, unconditional=None, scale=SCALE, size=30):
+    """What the class's own loop generates, (B, tokens); Janus has a prompt of nothing itself."""
+    how = {"attention_mask": torch.ones_like(given), "do_sample": False}
+    if name == "janus":
+        how |= {"generation_mode": "image", "guidance_scale": scale}
+        return VOCAB_SIZE + architecture(name).generate(given, **how)
+    freed = deepcopy(architecture(name))
+    freed.model.vocabulary_mapping.image_tokens = []  # a copy: its forward bans no id
+    if unconditional is not None:
+        how |= {"guidance_scale": scale, "negative_prompt_ids": unconditional}
+    images = list(range(*RANGES[name]))
+    how |= {"max_new_tokens": size, "prefix_allowed_tokens_fn": lambda *_: images}
+    return freed.generate(given, **how)[:, given.shape[1] :]
 
-    def causal(sequence):
-        size = sequence.shape[1]
-        return image_logits(sequence, torch.arange(size), torch.ones(size, size).tril().bool())
 
-    given, _ = prompts()
-    expected = oracles.greedy_raster(causal, given, *(grid.num_frames, grid.height, grid.width))
-    ours = generated(name, diagd.HuggingFaceModel(architecture(name)), "raster", given)
-    assert torch.equal(ours, expected)
-
-
-def test_raster_order_generates_the_guided_images_of_janus():
-    janus, (given, unconditional) = architecture("janus"), prompts()
-    expected = janus.generate(
-        given,
-        attention_mask=torch.ones_like(given),
-        generation_mode="image",
-        guidance_scale=SCALE,
-        do_sample=False,
-    )
-    model = GuidedModel(diagd.HuggingFaceModel(janus), unconditional, given.shape[1], SCALE)
-    tokens = generated("janus", model, "raster", given).flatten(1) - VOCAB_SIZE
-    assert torch.equal(tokens, expected)
+@pytest.mark.parametrize(
+    ("name", "guided"), [("janus", True), ("chameleon", False), ("chameleon", True)]
+)
+def test_raster_order_generates_what_the_class_does(name, guided):
+    model, (given, unconditional) = diagd.HuggingFaceModel(architecture(name)), prompts()
+    expected = own_images(name, given, unconditional if guided else None)
+    if guided:
+        model = GuidedModel(model, unconditional, given.shape[1], SCALE)
+    assert torch.equal(generated(name, model, "raster", given).flatten(1), expected)
     assert len(expected.unique()) > 3
 
 
 def test_an_empty_prompt_makes_janus_greedy_without_guidance():
     """Both its rows are the same then, so their difference is 0."""
-    janus, empty = architecture("janus"), torch.tensor([[BOS, IMAGE_START]])
-    expected = janus.generate(
-        empty, attention_mask=torch.ones_like(empty), generation_mode="image", do_sample=False
-    )
-    ours = generated("janus", diagd.HuggingFaceModel(janus), "raster", empty)
-    assert torch.equal(ours.flatten(1) - VOCAB_SIZE, expected)
-
-
-@pytest.mark.parametrize("guided", [False, True])
-def test_raster_order_generates_what_chameleon_does_without_its_ban(guided):
-    freed = deepcopy(architecture("chameleon"))
-    freed.model.vocabulary_mapping.image_tokens = []  # a copy: its forward bans no id
-    given, unconditional = prompts()
-    expected = freed.generate(
-        given,
-        attention_mask=torch.ones_like(given),
-        max_new_tokens=30,
-        do_sample=False,
-        prefix_allowed_tokens_fn=lambda *_: list(range(*RANGES["chameleon"])),
-        **({"guidance_scale": SCALE, "negative_prompt_ids": unconditional} if guided else {}),
-    )
-    model = diagd.HuggingFaceModel(architecture("chameleon"))
-    if guided:
-        model = GuidedModel(model, unconditional, given.shape[1], SCALE)
-    ours = generated("chameleon", model, "raster", given)
-    assert torch.equal(ours.flatten(1), expected[:, given.shape[1] :])
+    empty = torch.tensor([[BOS, IMAGE_START]])
+    ours = generated("janus", diagd.HuggingFaceModel(architecture("janus")), "raster", empty)
+    assert torch.equal(ours.flatten(1), own_images("janus", empty))
 
 
 @pytest.mark.parametrize("row_lag", [1, 2, 4])
@@ -194,30 +165,6 @@ def test_diagonals_are_those_of_a_decoder_without_a_cache(name, row_lag):
         frame_lag=frame_lag,
     )
     model = diagd.HuggingFaceModel(architecture(name))
-    assert torch.equal(generated(name, model, schedule, given), expected)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_guided_diagonals_are_those_of_two_models_without_a_cache(name):
-    grid, (given, unconditional) = GRIDS[name], prompts()
-    full, length = own_logits(name), given.shape[1]
-
-    def logits_fn(tokens, positions, visible):
-        own = positions < length
-        other = torch.where(own, unconditional[:, positions.clamp(max=length - 1)], tokens)
-        theirs = full(other, positions, visible)
-        return theirs + SCALE * (full(tokens, positions, visible) - theirs)
-
-    frame_lag = grid.height
-    expected = oracles.diagonal_reference(
-        restricted(name, logits_fn),
-        given,
-        *(grid.num_frames, grid.height, grid.width),
-        row_lag=1,
-        frame_lag=frame_lag,
-    )
-    model = GuidedModel(diagd.HuggingFaceModel(architecture(name)), unconditional, length, SCALE)
-    schedule = diagd.DiagonalSchedule(grid, 1, frame_lag)
     assert torch.equal(generated(name, model, schedule, given), expected)
 
 
@@ -241,10 +188,10 @@ def test_what_users_get_wrong_is_said_in_one_line(name):
     model = diagd.HuggingFaceModel(architecture(name))
     given, unconditional = prompts()
     pair = torch.cat([given[:1], unconditional[:1]])
-    with pytest.raises(ValueError, match=r"got id 0: .* are a list, .* is one row, .*GuidedModel"):
+    with pytest.raises(ValueError, match=r"got id 0: .* are a list; .* one row, .*GuidedModel"):
         generated(name, model, "k=1", pair)
     behind = torch.cat([given, torch.full((2, 3), 9)], dim=1)
-    with pytest.raises(ValueError, match=r"end with the image start, id 6, got \[9, 9\]: all text"):
+    with pytest.raises(ValueError, match=r"end with the image start, id 6, got \[9, 9\]: the text"):
         generated(name, model, "k=1", behind)
     foreign = given.clone()
     foreign[0, 1] = model.num_embeddings
@@ -291,12 +238,16 @@ def janus_processor():
     return JanusProcessor(JanusImageProcessor(), fast, chat_template=template)
 
 
-def chameleon_words() -> PreTrainedTokenizerFast:
+WORDS = {
+    **{"<pad>": PAD, "<s>": BOS, "</s>": 2, "<image>": 3, "<racm3:break>": IMAGE_START},
+    **{"a": 34, "red": 35, "house": 36, "<unk>": 37, "<eoss>": IMAGE_END},
+}
+
+
+def chameleon_words(words: dict[str, int] = WORDS, by: Any = None) -> PreTrainedTokenizerFast:
     """Words to ids, without BOS: where that stands is the reader's to say."""
-    words = {"<pad>": PAD, "<s>": BOS, "</s>": 2, "<image>": 3, "<racm3:break>": IMAGE_START}
-    words |= {"a": 34, "red": 35, "house": 36, "<unk>": 37, "<eoss>": IMAGE_END}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.pre_tokenizer = by or pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", unk_token="<unk>"
     )

@@ -110,14 +110,14 @@ def test_the_settings_say_how_a_video_was_made(generate, tmp_path):
     assert told["actions"] == ["left", "forward", "forward"]
     assert told["context_actions"] == [PROMPT_ACTIONS[-1]]
     assert (told["strategy"], told["sampling"]["temperature"]) == ("k=1", 0.5)
-    assert told["notes"] == ["2 actions for 3 frames: 'forward' goes on to the end"]
+    assert told["notes"] == ["2 actions for 3 frames: 'forward' repeats to the end"]
     assert told["wall_seconds"] > told["stats"]["seconds"] > 0
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", told["finished"])
     assert (told["settings"]["temperature"], told["settings"]["frames"]) == (0.5, 3)
     assert {"commit", "device", "torch", "threads", "python", "dtype"} <= set(told)
     idle = settings_of(tmp_path / "out", "clip_0")
     assert idle["context_actions"] == ["none"]
-    assert any("comes without actions" in note for note in idle["notes"])
+    assert any("has no actions" in note for note in idle["notes"])
 
 
 def test_a_broken_prompt_does_not_stop_the_others_and_is_tried_again(
@@ -131,8 +131,8 @@ def test_a_broken_prompt_does_not_stop_the_others_and_is_tried_again(
     failed = outcome.document["failed"]
     assert sorted(failed) == ["clip_0.mp4", "clip_2.mp4"]
     assert "clip_0.mp4 cannot be decoded (corrupt or truncated)" in failed["clip_0.mp4"]
-    assert "clip_2.jsonl: expected 5 actions (one a frame), got 4" in failed["clip_2.mp4"]
-    assert "prompts without a video: 2" in outcome.said
+    assert "clip_2.jsonl: expected 5 actions, got 4" in failed["clip_2.mp4"]
+    assert "failed prompts: 2" in outcome.said
     assert f"  clip_2.mp4: {failed['clip_2.mp4']}" in outcome.said
     assert sorted(videos_of(tmp_path / "out")) == ["clip_1", "view"]
     (prompts / "clip_0.mp4").write_bytes(whole)
@@ -141,7 +141,7 @@ def test_a_broken_prompt_does_not_stop_the_others_and_is_tried_again(
     outcome = generate()
     assert outcome.code == 0
     assert (outcome.document["generated"], outcome.document["done_before"]) == (2, 2)
-    assert "2 were there before" in outcome.said
+    assert "2 existed before" in outcome.said
     assert read == ["clip_0", "clip_2"]
 
 
@@ -230,7 +230,7 @@ def test_a_world_may_move_but_not_change(generate, world, tmp_path):
 def test_a_file_that_is_not_ours_is_left_alone(generate, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "view.json").write_text("[]")
-    generate().assert_refused(r"view\.json: expected what diagd generate writes beside a video")
+    generate().assert_refused(r"view\.json: expected a record that diagd generate wrote")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["view.json"]
 
 
@@ -238,14 +238,14 @@ def test_a_file_that_is_not_ours_is_left_alone(generate, tmp_path):
     ("flags", "message"),
     [
         (("--prompts", "nowhere"), "folder of prompts not found: nowhere"),
-        (("--prompt", "clip.mp4"), "prompt is for one video, not --prompts"),
-        (("--out", "dream.gif"), "prompts need --out, a folder for their videos, got dream.gif"),
-        (("--compare",), "compare is for one video, not --prompts"),
-        (("--raster-frames", 0), "raster_frames is for one video, not --prompts"),
+        (("--prompt", "clip.mp4"), "prompt must be left out with --prompts"),
+        (("--out", "dream.gif"), "out must be a folder for the videos of --prompts, got dream.gif"),
+        (("--compare",), "compare must be left out with --prompts"),
+        (("--raster-frames", 0), "raster_frames must be left out with --prompts"),
         (("--worker-cpus", -1), "worker_cpus must be at least 0, got -1"),
         (("--actions", "jump"), "unknown action 'jump'"),
-        (("--actions", "left*5"), r"expected 3 actions \(one a frame\), got 5"),
-        (("--text", "a maze"), "this model reads no text"),
+        (("--actions", "left*5"), r"expected 3 actions \(one per frame\), got 5"),
+        (("--text", "a maze"), "this model takes no text"),
         (("--model", "nowhere"), "no model at 'nowhere'"),
         (("--device", "cuda:99"), "device 'cuda:99' is not available"),
     ],
@@ -258,11 +258,11 @@ def test_bad_input_is_refused_before_anything_is_written(flags, message, generat
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--out", "dreams"), "a folder with --prompts only; one video goes to dreams.mp4"),
-        (("--workers", 2), "workers is for many videos: it needs --prompts"),
-        (("--batch-size", 2), "batch_size is for many videos: it needs --prompts"),
-        (("--address", "auto"), "address is for many videos: it needs --prompts"),
-        (("--prompts", "."), "prompts need --out, a folder for their videos$"),
+        (("--out", "dreams"), "out must be a file without --prompts: for one video dreams.mp4"),
+        (("--workers", 2), "workers must be given with --prompts"),
+        (("--batch-size", 2), "batch_size must be given with --prompts"),
+        (("--address", "auto"), "address must be given with --prompts"),
+        (("--prompts", "."), "out must be a folder for the videos of --prompts$"),
     ],
 )
 def test_flags_for_many_prompts_need_them(flags, message, command):
@@ -270,9 +270,9 @@ def test_flags_for_many_prompts_need_them(flags, message, command):
 
 
 def test_prompts_that_cannot_be_told_apart_or_are_none_are_refused(generate, prompts, tmp_path):
-    generate("--out", prompts).assert_refused("out must be another folder than the prompts'")
+    generate("--out", prompts).assert_refused("out must not be the folder of prompts")
     shutil.copy(prompts / "view.png", prompts / "clip_0.PNG")
-    generate().assert_refused(r"two prompts have one name: .*clip_0\.PNG and .*clip_0\.mp4")
+    generate().assert_refused(r"names of prompts must differ, got .*clip_0\.PNG and .*clip_0\.mp4")
     (tmp_path / "empty").mkdir()
     generate("--prompts", tmp_path / "empty").assert_refused(r"no prompts \(\.mp4, .*\) in .*empty")
 

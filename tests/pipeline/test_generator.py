@@ -71,8 +71,10 @@ def by_hand(world, context, schedule, sampling, **options):
         ({"strategy": "k=2"}, lambda grid: diagd.DiagonalSchedule.spatial(grid, 2)),
         ({"strategy": "k=2,d=4"}, lambda grid: diagd.DiagonalSchedule(grid, 2, 4)),
         ({"strategy": "raster"}, diagd.DiagonalSchedule.raster),
+        ({"strategy": "k=1/predecessor"}, diagd.Diagonal(1, None, "predecessor").schedule),
+        ({"strategy": "k=1/spatial"}, diagd.Diagonal(1, None, "spatial").schedule),
     ],
-    ids=["default", "k=2", "overlap", "raster"],
+    ids=["default", "k=2", "overlap", "raster", "predecessor", "spatial"],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_generate_is_tokenize_interleave_generate_tokens_and_decode(
@@ -96,21 +98,6 @@ def test_generate_is_tokenize_interleave_generate_tokens_and_decode(
     assert video.stats.num_steps == schedule(grid).num_steps
 
 
-def test_the_row_start_is_handed_on(generator, world, context):
-    grid = diagd.TokenGrid(3, HEIGHT, WIDTH)
-    sampling = diagd.SamplingOptions(valid_range=(0, NUM_CODES))
-    results = []
-    for row_start in ("temporal", "predecessor", "spatial"):
-        video = generator.generate(
-            context, WALK, 3, context_actions=BETWEEN, sampling=GREEDY, strategy=f"k=1/{row_start}"
-        )
-        strategy = diagd.parse_strategy(f"k=1/{row_start}")
-        tokens, _ = by_hand(world, context, strategy, sampling, grid=grid)
-        assert torch.equal(video.tokens, tokens)
-        results.append(tuple(tokens.flatten().tolist()))
-    assert len(set(results)) > 1
-
-
 def test_sampling_is_temperature_1_and_top_p_by_default(generator, context):
     usual = GenerationDefaults().sampling(None, (0, NUM_CODES))
     default = generator.generate(context, WALK, 3, context_actions=BETWEEN, seed=3)
@@ -130,9 +117,7 @@ def test_only_visual_ids_are_drawn(generator, context):
 
 def test_ids_that_cannot_be_painted_are_refused(generator):
     wide = diagd.SamplingOptions(valid_range=(0, NUM_CODES + 1))
-    with pytest.raises(
-        ValueError, match=rf"valid_range must be in \[0, {NUM_CODES}\], got an end of"
-    ):
+    with pytest.raises(ValueError, match=rf"valid_range must be in \[0, {NUM_CODES}\], got"):
         generator.sampling(wide)
 
 
@@ -220,16 +205,6 @@ def test_a_stream_waits_for_the_next_action(generator, context):
     stream = generator.stream(context, actions(), context_actions=BETWEEN)
     for number, _ in enumerate(stream, start=1):
         assert len(asked) == number
-
-
-def test_frames_depend_on_the_actions_that_lead_to_them(generator, context):
-    def dream(actions):
-        video = generator.generate(context, actions, 2, context_actions=BETWEEN, sampling=GREEDY)
-        return video.tokens
-
-    base, other = dream(["left", "left"]), dream(["left", "right"])
-    assert torch.equal(base[0], other[0])  # the second action comes after the first frame
-    assert not torch.equal(base[1], other[1])
 
 
 def test_one_context_frame_is_enough(generator, context):
@@ -368,7 +343,9 @@ def test_actions_that_do_not_fit_are_refused(actions, between, message, generato
 def test_actions_between_frames_of_a_prompt_that_was_read_are_refused(generator, world):
     prompt = generator.read_prompt(world / "prompt.mp4")
     for ask in (generator.generate, generator.stream):
-        with pytest.raises(ValueError, match="a prompt that was read has its context_actions"):
+        with pytest.raises(
+            ValueError, match="context_actions must be left out: this prompt has its own"
+        ):
             ask(prompt, "left", context_actions="left*3")
 
 
@@ -392,13 +369,15 @@ def test_frames_of_context_are_a_whole_number_of_numpy_too(generator, world):
 
 
 def test_a_stream_of_a_batch_is_refused(generator, context):
-    with pytest.raises(ValueError, match=r"^a stream goes on from one clip, got a batch of 2$"):
+    with pytest.raises(
+        ValueError, match=r"^frames of a stream must be one clip, got a batch of 2$"
+    ):
         generator.stream([context, context], ["left"])
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "torch.float32", np.float32, "randn"])
 def test_a_dtype_that_is_none_is_refused(dtype, world):
-    with pytest.raises(ValueError, match="dtype must be one of torch or a name such as bfloat16"):
+    with pytest.raises(ValueError, match="dtype must be a torch dtype or a name such as bfloat16"):
         diagd.VideoGenerator.from_pretrained(world, dtype=dtype)
 
 

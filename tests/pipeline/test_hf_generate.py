@@ -157,40 +157,52 @@ NEGATIVE = {"guidance_scale": 2.0, "negative_prompt_ids": torch.zeros(2, 140, dt
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"max_new_tokens": 29}, "the schedule writes 30 tokens, got a limit of 29"),
+        ({"max_new_tokens": 29}, "max_new_tokens must be at least 30, got 29"),
         (
             {"max_new_tokens": None, "max_length": 4 + 20},  # what it would be if nobody said
-            "the schedule writes 30 tokens, got a limit of 20",
+            "max_new_tokens must be at least 30, got 20",
         ),
-        (NEGATIVE, "guidance needs prompts and frames in one context of 160 tokens, got 170"),
+        (NEGATIVE, "guidance needs prompts and frames to fit a context of 160 tokens, got 170"),
         (
             {**NEGATIVE, "negative_prompt_attention_mask": torch.eye(2, 140)},
-            "negative prompts must be padded on the left only, as their attention_mask says",
+            "negative prompts must be padded on the left only \\(see their attention_mask\\)",
         ),
         (
             {"attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])},
-            "prompts must be padded on the left only, as their attention_mask says",
+            "prompts must be padded on the left only \\(see their attention_mask\\)",
         ),
         (
             {"logits_processor": LogitsProcessorList([TypicalLogitsWarper(0.9)])},
-            r"knows no logits processors, got \['TypicalLogitsWarper'\]",
+            r"logits processors are not supported, got \['TypicalLogitsWarper'\]",
         ),
-        ({"repetition_penalty": 1.5}, "takes no repetition_penalty=1.5$"),
-        ({"do_sample": True, "min_p": 0.1}, "takes no min_p=0.1$"),
-        ({"num_beams": 2}, "takes no num_beams=2$"),
-        ({"return_dict_in_generate": True}, "takes no return_dict_in_generate=True$"),
-        ({"output_scores": True, "max_time": 9.0}, "takes no output_scores=True, max_time=9.0$"),
-        ({"do_sample": True, "num_return_sequences": 2}, "takes no num_return_sequences=2$"),
-        ({"eos_token_id": 5}, "takes no eos_token_id=5$"),
-        ({"cache_implementation": "offloaded"}, "takes no cache_implementation$"),
-        ({"generation_config": GenerationConfig(low_memory=True)}, "takes no low_memory=True$"),
-        ({"position_ids": torch.arange(4)[None] + 3}, "takes no position_ids$"),
-        ({"inputs_embeds": torch.zeros(2, 4, 32)}, "takes no inputs_embeds$"),
-        ({"prefix_allowed_tokens_fn": lambda *_: [3]}, "takes no prefix_allowed_tokens_fn$"),
-        ({"synced_gpus": True}, "takes no synced_gpus=True$"),
+        ({"repetition_penalty": 1.5}, "diagonal decoding: repetition_penalty=1.5$"),
+        ({"do_sample": True, "min_p": 0.1}, "diagonal decoding: min_p=0.1$"),
+        ({"num_beams": 2}, "diagonal decoding: num_beams=2$"),
+        ({"return_dict_in_generate": True}, "diagonal decoding: return_dict_in_generate=True$"),
+        (
+            {"output_scores": True, "max_time": 9.0},
+            "diagonal decoding: output_scores=True, max_time=9.0$",
+        ),
+        (
+            {"do_sample": True, "num_return_sequences": 2},
+            "diagonal decoding: num_return_sequences=2$",
+        ),
+        ({"eos_token_id": 5}, "diagonal decoding: eos_token_id=5$"),
+        ({"cache_implementation": "offloaded"}, "diagonal decoding: cache_implementation$"),
+        (
+            {"generation_config": GenerationConfig(low_memory=True)},
+            "diagonal decoding: low_memory=True$",
+        ),
+        ({"position_ids": torch.arange(4)[None] + 3}, "diagonal decoding: position_ids$"),
+        ({"inputs_embeds": torch.zeros(2, 4, 32)}, "diagonal decoding: inputs_embeds$"),
+        (
+            {"prefix_allowed_tokens_fn": lambda *_: [3]},
+            "diagonal decoding: prefix_allowed_tokens_fn$",
+        ),
+        ({"synced_gpus": True}, "diagonal decoding: synced_gpus=True$"),
         (
             {"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(9.0)])},
-            "takes no stopping_criteria$",
+            "diagonal decoding: stopping_criteria$",
         ),
     ],
 )
@@ -207,7 +219,7 @@ def test_a_cache_and_an_assistant_are_refused(llama, prompt):
         ({name: DynamicCache(config=llama.config)}, name),
         ({"assistant_model": llama}, "assistant_model"),
     ):
-        with pytest.raises(ValueError, match=f"takes no {named}"):
+        with pytest.raises(ValueError, match=f"diagonal decoding: {named}"):
             generate(llama, prompt[:1], custom, **flags)
 
 
@@ -223,7 +235,7 @@ def test_what_changes_no_token_is_taken(llama, prompt):
 def test_another_kind_of_input_is_refused():
     """A model of pictures: `generate` knows of their sizes, and diagonals do not."""
     custom = diagd.custom_generate(diagd.DiagonalSchedule.spatial(GRID), context_frames=0)
-    with pytest.raises(ValueError, match=r"takes no pixel_values, image_sizes$"):
+    with pytest.raises(ValueError, match=r"diagonal decoding: pixel_values, image_sizes$"):
         generate(
             architecture("emu3"),
             torch.tensor([[1, 20, 3]]),
@@ -254,7 +266,7 @@ def test_a_streamer_hears_prompt_and_tokens_and_the_end(llama, prompt):
 
 def test_a_streamer_is_ended_when_the_call_is_refused(llama, prompt):
     custom, listener = diagd.custom_generate(diagd.DiagonalSchedule(GRID, 2), None, 0), Listener()
-    with pytest.raises(ValueError, match=r"takes no num_beams=2$"):
+    with pytest.raises(ValueError, match=r"diagonal decoding: num_beams=2$"):
         generate(llama, prompt, custom, streamer=listener, num_beams=2)
     assert listener.ended == 1
 
@@ -273,7 +285,7 @@ def test_a_model_in_training_stays_in_training_but_for_what_was_frozen(prompt):
     assert [module.training for module in model.modules()] == before
     with pytest.raises(ValueError, match="prompt ids must be in"):
         generate(model, prompt + VOCAB_SIZE, custom)
-    with pytest.raises(ValueError, match="guidance needs prompts and frames in one context"):
+    with pytest.raises(ValueError, match="guidance needs prompts and frames to fit a context"):
         generate(model, prompt, custom, **NEGATIVE)
     assert [module.training for module in model.modules()] == before
 

@@ -86,7 +86,7 @@ def test_frames_of_another_size_are_fitted_and_it_is_noted(generator):
     large = smooth_frames(2, 50, 70)
     prompt = generator.read_prompt(large.numpy(), ["left"])
     assert torch.equal(prompt.frames, resize(large, HEIGHT_PX, WIDTH_PX))
-    note = "prompt is 50x70 pixels: cropped to the centre and scaled to 24x40"
+    note = "prompt is 50x70 pixels: centre-cropped and scaled to 24x40"
     assert (prompt.notes, prompt.context_actions) == ([note], ["left"])
 
 
@@ -106,8 +106,8 @@ def test_without_actions_the_idle_one_stands_between_and_fast_clips_are_slowed(g
     assert prompt.context_actions == ["none"] * 3
     assert prompt.fps == 8.75
     assert prompt.notes == [
-        "prompt has 26.25 frames/s: read at the model's 8.75",
-        "clip.mp4 comes without actions: 'none' stands between its frames",
+        "prompt has 26.25 frames/s: resampled to the model's 8.75",
+        "clip.mp4 has no actions: 'none' inserted between its frames",
     ]
     write_actions(tmp_path / "clip.jsonl", ["left"] * 30)  # a recording: every frame counts
     prompt = generator.read_prompt(tmp_path / "clip.mp4")
@@ -145,7 +145,7 @@ def test_of_a_clip_with_actions_only_the_context_is_kept(generator, tmp_path, mo
     [
         (17, 17, None),
         (15, 9, "prompt has 15 frames: the model sees the last 9"),
-        (9, 9, "prompt has 9 frames: the model sees no more than these"),
+        (9, 9, "prompt has 9 frames: the model sees all of them"),
         (8, 1, "prompt has 8 frames: the model sees the last 1"),
         (1, 1, None),
     ],
@@ -179,7 +179,7 @@ def test_generate_says_in_a_line_what_it_did(world, caplog):
     generator = diagd.VideoGenerator.from_pretrained(world)
     with caplog.at_level(logging.WARNING, "diagd"):
         video = generator.generate(np.asarray(FRAMES), "left*2")
-    note = "the prompt comes without actions: 'none' stands between its frames"
+    note = "the prompt has no actions: 'none' inserted between its frames"
     assert caplog.messages == [note]
     told = generator.generate(FRAMES, ["left"] * 2, context_actions=["none"] * 2)
     assert torch.equal(video.tokens, told.tokens)
@@ -216,19 +216,19 @@ def test_a_picture_unlike_all_that_the_world_learned_is_noted(command, tmp_path)
     noise = torch.randint(0, 256, (height, width, 3), generator=torch.Generator().manual_seed(0))
     for foreign in (corridor(height, width), noise.byte()):
         (note,) = likeness_notes(world.tokenizer, folder, foreign)
-        assert "learned nothing that looks like this picture" in note
+        assert "picture unlike the world's training data" in note
     write_image(tmp_path / "corridor.png", corridor(height, width))
     foreign, walk = corridor(height, width), ["forward"]
-    with pytest.warns(UserWarning, match="learned nothing that looks like this picture") as told:
+    with pytest.warns(UserWarning, match="picture unlike the world's training data") as told:
         world.generate(torch.stack([foreign, foreign])[:, None], [walk, walk], 1)
     assert [(one.filename, len(told)) for one in told] == [(__file__, 1)]  # where it was called
-    with pytest.warns(UserWarning, match="learned nothing that looks like this picture"):
+    with pytest.warns(UserWarning, match="picture unlike the world's training data"):
         world.stream(foreign, walk)
     world.generate(scenes[0], walk, 1)  # a warning would be an error
-    with pytest.warns(UserWarning, match="learned nothing that looks like this picture"):
+    with pytest.warns(UserWarning, match="picture unlike the world's training data"):
         diagd.GymEnv(world, scenes=tmp_path)
     diagd.GymEnv(world)
     flags = "--prompt", tmp_path / "corridor.png", "--frames", 1, "--raster-frames", 0
     outcome = command("generate", *flags, "--output", tmp_path / "a.mp4", "--json")
     assert outcome.code == 0, outcome.err
-    assert "learned nothing that looks like" in outcome.err.replace("\n", " ")
+    assert "picture unlike the world's" in outcome.err.replace("\n", " ")

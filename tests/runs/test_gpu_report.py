@@ -71,7 +71,7 @@ def test_a_piece_that_fails_stops_no_other_and_is_told_in_a_line(rehearsal, worl
     out, _, lines, _, went_well = rehearsal
     pieces = {line["piece"].removeprefix(f"{world}, "): line for line in lines}
     assert list(pieces) == ["machine", "tests", "triton", "exact"]
-    reason = "backend triton: it needs --device cuda, got cpu"
+    reason = "backend triton: device must be cuda, got cpu"
     assert pieces["triton"]["failed"] == reason
     rows = pieces["exact"]["document"]["rows"]
     assert {row["strategy"] for row in rows} == {"raster", "k=1", "exact"}
@@ -124,7 +124,7 @@ def test_without_a_gpu_it_is_one_line_and_nothing_is_written(tmp_path, monkeypat
         runpy.run_path(str(SCRIPT), run_name="__main__")
     said = capsys.readouterr()
     assert (ended.value.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert said.err.startswith("error: device 'cuda:99' is not available: ")
+    assert said.err.startswith("error: device 'cuda:99' is not available, got ")
     assert not out.exists()
 
 

@@ -81,7 +81,7 @@ def test_a_patch_divides_the_frame_into_a_sensible_number_of_tokens(size_px, pat
 )
 def test_frames_that_no_patch_fits_are_refused_with_a_size_that_fits(size_px, advice):
     height, width = size_px
-    message = rf"frames are {height}x{width} px .*: give --size {advice}, say"
+    message = rf"frames are {height}x{width} px .*: use a size such as --size {advice}"
     with pytest.raises(ValueError, match=message):
         choose_patch(*size_px)
     choose_patch(*map(int, advice.split("x")))

@@ -61,10 +61,10 @@ def test_shards_of_other_clips_or_another_tokenizer_are_left_alone(tmp_path):
     paths = write_clips(tmp_path / "clips", num_clips=2)
     folder = tmp_path / "shards"
     write_shards(small_tokenizer(), paths, folder, WALK, clips_per_shard=1)
-    with pytest.raises(ValueError, match=r"shard_00000.* is of other clips, actions or another"):
+    with pytest.raises(ValueError, match=r"shard_00000.*: made from other clips, actions or"):
         write_shards(small_tokenizer(seed=1), [*paths, *paths], folder, WALK, clips_per_shard=1)
     assert len(read_shards(folder).tokens) == 2  # of two, as before
-    with pytest.raises(ValueError, match=r"shard_00001.* is not of these 1 clips: use another fol"):
+    with pytest.raises(ValueError, match=r"shard_00001.*: not of these 1 clips, use another fol"):
         write_shards(small_tokenizer(), paths[:1], folder, WALK, clips_per_shard=1)
 
 
@@ -77,7 +77,7 @@ def test_shards_of_clips_that_have_changed_since_are_not_taken_for_theirs(tmp_pa
         write_video(paths[0], rectangles(4, seed=9))
     else:
         write_actions(paths[0].with_suffix(suffix), ["none", "left", "left", "left"])
-    with pytest.raises(ValueError, match=r"shard_00000.* is of other clips, actions or another"):
+    with pytest.raises(ValueError, match=r"shard_00000.*: made from other clips, actions or"):
         write_shards(small_tokenizer(), paths, folder, WALK)
 
 
@@ -130,15 +130,15 @@ def test_a_folder_without_shards_is_named(tmp_path):
 def test_a_truncated_shard_is_refused(tmp_path):
     path = write_shard(tmp_path)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"shard_00000\.safetensors is no token shard \(corrupt"):
+    with pytest.raises(ValueError, match=r"shard_00000\.safetensors: not a token shard \(corrupt"):
         read_shards(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"codebook_size": "many"}, "is no token shard"),
-        ({"action_names": "5"}, "is no token shard"),
+        ({"codebook_size": "many"}, "not a token shard"),
+        ({"action_names": "5"}, "not a token shard"),
         ({"tokens": torch.zeros(4, 3, 5)}, r"tokens must be \(clips, T, height, width\), got \(4,"),
         (
             {"tokens": torch.full((1, 4, 3, 5), 20, dtype=torch.int16)},

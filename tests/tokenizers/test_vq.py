@@ -198,8 +198,8 @@ def test_a_missing_file_is_named(saved, name):
         ("[]", "expected a JSON object, got list"),
         ("{}", "_class_name must be VQModel, got None"),
         ('{"_class_name": "UNet2DModel"}', "_class_name must be VQModel, got 'UNet2DModel'"),
-        ('{"_class_name": "VQModel", "norm_num_groups": 0}', "describes no VQModel: "),
-        ('{"_class_name": "VQModel", "down_block_types": ["No"]}', "describes no VQModel: "),
+        ('{"_class_name": "VQModel", "norm_num_groups": 0}', "not the config of a VQModel: "),
+        ('{"_class_name": "VQModel", "down_block_types": ["No"]}', "not the config of a VQModel: "),
     ],
 )
 def test_a_bad_config_is_refused(saved, text, message):
@@ -238,7 +238,7 @@ def test_truncated_weights_are_refused(saved):
     [
         (
             lambda weights: [weights.pop(k) for k in list(weights) if "mid" in k],
-            r"does not fit the config: \d+ missing tensors: encoder\.mid.*, \.\.\.$",
+            r"does not match the config: \d+ missing tensors: encoder\.mid.*, \.\.\.$",
         ),
         (
             lambda weights: weights.update(extra=torch.zeros(1)),

@@ -22,8 +22,8 @@ def test_the_command_says_what_is_there_and_which_row_led_to_which_frame(command
     assert set(document["actions"]) == {"none", "left", "right", "look_up"}
     assert sum(use["share"] for use in document["actions"].values()) == pytest.approx(1)
     told = command("check", clips).out
-    assert "10 clips, 400 frames of 32x64 px, 30 a second: 0:13 minutes" in told
-    assert "So row t led to frame t, as it should." in told
+    assert "10 clips, 400 frames of 32x64 px, 30 frames/s: 0:13 minutes" in told
+    assert "Row t led to frame t, as expected." in told
 
 
 def test_the_frames_shown_are_about_a_change_of_action(command, clips):
@@ -41,7 +41,7 @@ def test_problems_end_in_one_line_and_exit_code_2(command, clips):
     command("check", clips).assert_refused("row t - 1 led to frame t, so row t is the action taken")
     clip_paths(clips, 3)[1].write_text("")
     outcome = command("check", clips)
-    outcome.assert_refused(r"expected 40 actions \(one a frame\), got 0 \(and 1 more above\)")
+    outcome.assert_refused(r"expected 40 actions, got 0 \(and 1 more, see above\)")
     assert "problem: row t - 1 led to frame t" in outcome.out
 
 

@@ -91,9 +91,9 @@ def test_all_problems_are_told_at_once(clips):
     expected = [
         "clip_000001.mp4 cannot be decoded",
         "action file not found: ",
-        "clip_000003.jsonl: expected 39 actions (one a frame), got 40",
+        "clip_000003.jsonl: expected 39 actions, got 40",
         "expected frames of 32x64 px as in clip_000000.mp4, got 32x48",
-        "expected 30 frames a second as in clip_000000.mp4, got 10",
+        "expected 30 frames/s as in clip_000000.mp4, got 10",
         "clip_000006.jsonl:2: unknown action 'jump', expected one of: none, left",
         "expected at least 2 frames, got 1",
     ]
@@ -111,8 +111,8 @@ def test_what_will_disappoint_is_noted(clips):
     video, _ = clip_paths(clips, 2)
     write_video(video, read_video(video).frames[:1].expand(FRAMES, -1, -1, -1), 30)
     notes = check_clips(clips).notes
-    assert notes[0] == f"{video}: nothing moves in it"
-    assert notes[1] == "never used, so the world cannot learn them: fly"
+    assert notes[0] == f"{video}: no motion"
+    assert notes[1] == "actions never used, which the world cannot learn: fly"
 
 
 def test_rare_and_lonely_actions_are_noted(clips):
@@ -122,9 +122,9 @@ def test_rare_and_lonely_actions_are_noted(clips):
     one_action = check_clips(clips)
     assert one_action.timing is not None
     assert one_action.timing.found is None
-    assert one_action.notes[-1] == "only one action is ever used: nobody could steer this world"
+    assert one_action.notes[-1] == "only one action is used: this world cannot be controlled"
     write_actions(paths[0], ["left"] * 3 + ["none"] * (FRAMES - 3))
-    assert "used in less than 1% of the frames: left" in check_clips(clips).notes
+    assert "actions used in less than 1% of the frames: left" in check_clips(clips).notes
 
 
 def test_two_frames_are_too_few_to_tell_and_no_warning(tmp_path):
@@ -152,7 +152,7 @@ def test_videos_alone_are_clips_without_actions(tmp_path):
     write_video(tmp_path / "a.mp4", frames, 10)
     report = check_clips(tmp_path)
     assert (report.problems, report.uses, report.timing) == ([], {}, None)
-    assert "nobody acts" in report.notes[0]
+    assert "the world will have no actions" in report.notes[0]
 
 
 def test_a_folder_without_clips_is_refused(tmp_path):

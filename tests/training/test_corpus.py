@@ -72,7 +72,7 @@ def test_clips_are_those_that_evaluation_finds_whatever_their_endings(tmp_path):
 
 def test_recordings_of_a_family_are_refused(tmp_path):
     (tmp_path / "FB_1_data.npz").touch()
-    with pytest.raises(ValueError, match=r"FB_1_data.npz: expected a video; recordings cannot"):
+    with pytest.raises(ValueError, match=r"FB_1_data.npz: training needs videos, got a rec"):
         find_films(tmp_path)
 
 
@@ -158,7 +158,7 @@ def test_a_finished_folder_is_left_as_it_is_by_another_tokenizer(options, tmp_pa
     small_tokenizer(seed=1).save_pretrained(tmp_path / "other")
     tokenize(options())
     before = contents(tmp_path / "out")
-    with pytest.raises(ValueError, match="is of other clips, actions or another tokenizer"):
+    with pytest.raises(ValueError, match=": made from other clips, actions or another"):
         tokenize(options(tokenizer=tmp_path / "other"))
     assert contents(tmp_path / "out") == before
 
@@ -184,7 +184,7 @@ def test_nor_is_a_tokenizer_trained_over_the_one_that_its_tokens_are_of(options,
     tokenize(options(tokenizer=tmp_path / "other"))
     before = contents(tmp_path / "out")
     with pytest.raises(
-        ValueError, match=r"out holds tokens of another tokenizer: name it by --tok"
+        ValueError, match=r"out holds tokens of another tokenizer: give it as --tok"
     ):
         tokenize(options())
     assert contents(tmp_path / "out") == before
@@ -208,7 +208,7 @@ def test_frames_that_no_scene_can_be_written_of_are_refused_before_the_work(opti
     for name in ("a.mp4", "b.mp4"):
         frames = rectangles(4, size=(35, 49))
         encode_video(tmp_path / "clips" / name, frames, codec="libx264", pixels="yuv444p")
-    message = "must be even, and multiples of 7 px, got 35x49: --size"
+    message = "must be even, and multiples of 7 px, got 35x49: give --size"
     with pytest.raises(ValueError, match=message):
         tokenize(options())
     assert not (tmp_path / "out").exists()

@@ -53,6 +53,8 @@ def test_actions_are_never_wrong_and_targets_stay_true(kind, strategy, model, op
         fed = fed_by(wrong, loss, model, tokens, step)
         assert torch.equal(fed[actions], tokens[actions])
         assert ((fed < SHARD_CODES) == ~actions).all()
+        struck = wrong.draw(step, *tokens.shape)[0] & ~actions
+        assert kind == "samples" or torch.equal(fed != tokens, struck)
         met += (fed != tokens).sum().item()
         with torch.no_grad():
             seen = partial(attend, visible=view.visible())
@@ -186,7 +188,7 @@ def test_a_killed_run_goes_on_with_the_same_errors(kind, options):
             {"corrupt": 0.1, "corrupt_with": "noise"},
             "corrupt_with must be one of uniform, samples, got 'noise'",
         ),
-        ({"corrupt_with": "samples"}, "corrupt_with=samples needs --corrupt, a share above 0"),
+        ({"corrupt_with": "samples"}, "corrupt_with=samples needs a --corrupt above 0"),
     ],
 )
 def test_shares_and_kinds_that_cannot_be_are_refused(changes, message, options):

@@ -234,7 +234,7 @@ def test_two_processes_follow_the_curve_of_one_with_the_double_batch(options):
     ("changes", "message"),
     [
         ({"strategy": ("k=1/left",)}, r"row_start must be one of .*, got 'left'"),
-        ({"strategy": ()}, r"strategies must name at least one, such as k=1"),
+        ({"strategy": ()}, r"strategies must not be empty, expected one such as k=1"),
         ({"context_frames": -1}, r"context_frames must be in \[0, frames=4\), got -1"),
         ({"context_frames": 4}, r"context_frames must be in \[0, frames=4\), got 4"),
     ],
@@ -261,7 +261,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(changes, messag
 
 def test_more_frames_than_the_model_holds_are_refused(options, tmp_path):
     short = str(write_shard_model(tmp_path / "short", frames=3))
-    with pytest.raises(ValueError, match=r"frames must be at most 3, which .*short holds, got 4"):
+    with pytest.raises(
+        ValueError, match=r"frames must be at most 3, the context of .*short, got 4"
+    ):
         finetune(options(init=short))
     clips = dataclasses.replace(clips_of(), codebook_size=SHARD_CODES + 1)
     tokens = write_shard(tmp_path / "other", clips)
@@ -271,7 +273,7 @@ def test_more_frames_than_the_model_holds_are_refused(options, tmp_path):
 
 def test_a_window_that_the_model_cannot_hold_is_refused(options, tmp_path):
     clips = write_shard(tmp_path / "long", clips_of(num_frames=8))
-    with pytest.raises(ValueError, match=r"window must be at most 6, which .*init holds, got 7"):
+    with pytest.raises(ValueError, match=r"window must be at most 6, the context of .*init, got 7"):
         finetune(options(frames=8, window=7, tokens=clips))
     clips = write_shard(tmp_path / "longer", clips_of(num_frames=7))
     with pytest.raises(ValueError, match=r"at most 6, .*got 7; with --window 6 there may be more"):

@@ -140,8 +140,12 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     assert_same_run(killed.out, whole)
 
 
-def test_so_does_one_of_muon_and_held_frames(options):
-    setup = {"optimizer": "muon", "hold": 0.3}
+@pytest.mark.parametrize(
+    "setup",
+    [{"optimizer": "muon", "hold": 0.3}, {"strategy": ("raster k=1:2 k=1,d=2",)}],
+    ids=["muon", "mixture"],
+)
+def test_so_does_one_of_muon_and_held_frames_and_one_under_a_mixture(setup, options):
     whole, killed = options("whole", **setup), options("killed", save_minutes=0.0, **setup)
     pretrain(whole)
     run_killed(pretrain, killed, 7)
@@ -256,12 +260,12 @@ def test_a_step_follows_the_free_cores_unless_it_is_compiled_for_a_number(
     [
         ("training/run.json", b'{"step": 1', r"run\.json: not valid JSON"),
         ("training/run.json", b"[]", r"run\.json: expected a JSON object, got list"),
-        ("training/run.json", b"{}", r"run holds a run damaged .*: no 'step' in it"),
-        ("training/run.json", b'{"step": 1, "seconds": 1}', r"damaged .*: no 'seed' in it"),
+        ("training/run.json", b"{}", r"run holds a run damaged .*: missing key 'step'"),
+        ("training/run.json", b'{"step": 1, "seconds": 1}', r"damaged .*: missing key 'seed'"),
         ("training/step_1/model.safetensors", b"torn", r"holds a run damaged .* header"),
         ("training/step_1/optimizer.bin", b"PK\3\4torn", r"holds a run damaged .*zip"),
         ("training/step_1/optimizer.bin", b"", r"holds a run damaged .*EOFError"),
-        ("log.jsonl", b'{"loss": 1.0}\n', r"log\.jsonl: no 'step' in it"),
+        ("log.jsonl", b'{"loss": 1.0}\n', r"log\.jsonl: missing key 'step'"),
     ],
 )
 def test_damage_of_what_a_run_goes_on_from_is_one_line(file, content, message, options):
@@ -279,10 +283,10 @@ def test_a_model_that_no_run_can_go_on_with_is_not_overwritten(options, tmp_path
     out = write_shard_model(options().out)
     before = {path: path.read_bytes() for path in out.iterdir()}
     for timed in ({}, {"steps": None, "minutes": 0.1, "warmup_steps": None}):
-        with pytest.raises(ValueError, match=r"run holds a model, .*: choose another --out"):
+        with pytest.raises(ValueError, match=r"run holds a model without .*: choose another --out"):
             pretrain(options(**timed))
     same = FinetuneOptions(tokens=tmp_path / "tokens", out=out, init=str(out), frames=3)
-    with pytest.raises(ValueError, match=r"run holds a model, .*: choose another --out"):
+    with pytest.raises(ValueError, match=r"run holds a model without .*: choose another --out"):
         finetune(same)
     assert {path: path.read_bytes() for path in out.iterdir()} == before
 
@@ -314,8 +318,8 @@ def test_a_finished_run_is_trained_for_longer_where_more_minutes_are_given(timed
         capsys.readouterr()
         pretrain(run)
         told = capsys.readouterr().out
-        assert f"{run.out.name} is finished, after 4 steps in 4 s; to train it for longer: " in told
-        assert "the same diagd train with --more-minutes 10 in place of --minutes" in told
+        assert f"{run.out.name} is finished, after 4 steps in 4 s; to train longer, run " in told
+        assert "the same diagd train with --more-minutes 10 instead of --minutes" in told
     longer = timed("killed", **more, save_minutes=0.0)
     run_killed(pretrain, longer, 5)
     assert pretrain(longer)["steps"] == pretrain(timed("whole", **more))["steps"] == 7
@@ -331,7 +335,7 @@ def test_more_minutes_are_for_a_run_that_is_finished(timed):
     run_killed(pretrain, timed(save_minutes=0.0), 2)
     with pytest.raises(ValueError, match=r"a run that is not finished: leave --more-minutes out"):
         pretrain(timed(**more))
-    with pytest.raises(ValueError, match="more_minutes stands alone: leave minutes out"):
+    with pytest.raises(ValueError, match="minutes must be left out with more_minutes"):
         timed(more_minutes=1.0)
     with pytest.raises(ValueError, match="more_minutes must be above 0, got 0"):
         timed(minutes=None, more_minutes=0)
@@ -370,8 +374,8 @@ def test_what_a_run_began_with_is_not_changed_on_the_way(changes, message, optio
         ({"minutes": 0}, r"minutes must be above 0, got 0"),
         ({"hours": math.inf}, r"hours must be above 0, got inf"),
         ({"seed": -1}, r"seed must be at least 0, got -1"),
-        ({"seed": 2**64}, r"seed must fit 64 bits, got 18446744073709551616"),
-        ({"batch_size": 10**20}, r"batch_size must fit 64 bits, got 1"),
+        ({"seed": 2**64}, r"seed must fit in 64 bits, got 18446744073709551616"),
+        ({"batch_size": 10**20}, r"batch_size must fit in 64 bits, got 1"),
         ({"weight_decay": -0.1}, r"weight_decay must be at least 0, got -0.1"),
         ({"weight_decay": math.inf}, r"weight_decay must be finite, got inf"),
         ({"save_minutes": math.nan}, r"save_minutes must be at least 0, got nan"),
@@ -416,7 +420,7 @@ def test_a_run_that_diverges_says_so_and_keeps_its_last_good_checkpoint(
         return value
 
     monkeypatch.setattr(loop.TrainingRun, "take_step", step)
-    message = r"training diverged between steps 4 and 6: loss nan; .*good keeps what was saved last"
+    message = r"training diverged between steps 4 and 6: loss nan; .*good keeps the last checkpoint"
     with pytest.raises(ValueError, match=message):
         pretrain(good)
     assert [line["step"] for line in log_of(good.out)] == [3]

@@ -73,7 +73,7 @@ def test_a_window_that_nothing_outgrows_is_refused(window, options):
 
 
 def test_a_model_of_another_shape_is_no_start(options, world):
-    message = rf"init: {world} is a model of another shape or vocabulary"
+    message = rf"init: {world} has another shape or vocabulary"
     with pytest.raises(ValueError, match=message):
         pretrain(options(init=str(world)))
 
@@ -82,13 +82,13 @@ def test_a_start_whose_tokenizer_is_another_is_refused(options):
     first = options(out="first", steps=1, warmup_steps=0)
     pretrain(first)
     tokenizer().save_pretrained(first.out / "tokenizer")
-    with pytest.raises(ValueError, match="first: they are tokens of another tokenizer"):
+    with pytest.raises(ValueError, match="first: they were tokenized with another"):
         pretrain(options(out="second", init=str(first.out)))
 
 
 def test_tokens_of_another_tokenizer_than_the_one_beside_them_are_refused(options):
     tokenizer().save_pretrained(options().tokens / "tokenizer")
-    with pytest.raises(ValueError, match="tokens: they are tokens of another tokenizer"):
+    with pytest.raises(ValueError, match="tokens: they were tokenized with another"):
         pretrain(options())
     assert not options().out.exists()
 
@@ -111,7 +111,7 @@ def test_a_run_names_the_pictures_that_there_will_be(options, tmp_path, capsys):
         write_shard(part, clips_of(num_frames=8), codebook_fingerprint(tokenizer()))
     for run in (options("one", tokens=tokens), options("two", tokens=tokens)):
         pretrain(dataclasses.replace(run, steps=1, warmup_steps=0))
-        (told,) = re.findall(r"how it goes: .*", capsys.readouterr().out.replace("\n", " "))
+        (told,) = re.findall(r"progress: .*", capsys.readouterr().out.replace("\n", " "))
         assert (f"{run.out}/dreams.png" in told) == (run.out / "dreams.png").is_file()
         assert f"{run.out}/loss.png" in told
         tokenizer().save_pretrained(tokens / "tokenizer")

@@ -36,7 +36,7 @@ def test_tokens_of_another_tokenizer_do_not_fit_a_model_that_brings_its_own(tmp_
     config = load_model(tmp_path).config
     for codebook in ("", own):  # older shards do not say whose they are
         check_fit(str(tmp_path), config, replace(clips_of(), codebook=codebook))
-    with pytest.raises(ValueError, match=r"do not fit .*: they are tokens of another tokenizer"):
+    with pytest.raises(ValueError, match=r"do not match .*: they were tokenized with another"):
         check_fit(str(tmp_path), config, replace(clips_of(), codebook="0" * 16))
 
 

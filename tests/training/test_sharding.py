@@ -95,7 +95,7 @@ def test_a_gradient_that_is_not_finite_is_seen_in_a_sharded_model(options, shard
 
 def test_muon_is_refused_for_a_sharded_model(options, shard):
     shard()
-    with pytest.raises(ValueError, match="a sharded model is trained by --optimizer adamw, got mu"):
+    with pytest.raises(ValueError, match="optimizer must be adamw for a sharded model, got mu"):
         pretrain(options(optimizer="muon"))
     assert not options().out.exists()
 

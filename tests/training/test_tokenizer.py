@@ -26,7 +26,12 @@ FRAMES = rectangles(24)
 @pytest.fixture
 def options(tmp_path):
     return TokenizeOptions(
-        clips=tmp_path, out=tmp_path / "out", steps=2, batch_size=4, codes=20, learning_rate=1e-3
+        clips=tmp_path / "clips",
+        out=tmp_path / "out",
+        steps=2,
+        batch_size=4,
+        codes=20,
+        learning_rate=1e-3,
     )
 
 
@@ -84,7 +89,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(sharpen, options, tmp_p
 @pytest.mark.parametrize(("rate", "saves_s"), [(1e30, 60.0), (math.inf, 0.0)])
 def test_a_run_that_diverges_says_so_and_saves_nothing(rate, saves_s, options):
     options = dataclasses.replace(options, learning_rate=rate, checkpoint_s=saves_s, steps=4)
-    with pytest.raises(ValueError, match=r"training diverged by step \d: choose a lower --lear"):
+    with pytest.raises(ValueError, match=r"training diverged by step \d: use a lower --lear"):
         train(options)
     assert not [path for path in options.out.rglob("*") if path.is_file()]
 
@@ -150,7 +155,7 @@ def test_a_run_with_other_options_is_refused(options):
 def test_a_corrupt_state_is_refused(options):
     train(options)
     (options.out / STATE_NAME).write_bytes(b"no state")
-    with pytest.raises(ValueError, match=r"state\.pt is corrupt, delete it to start aga"):
+    with pytest.raises(ValueError, match=r"state\.pt: corrupt, delete it to start aga"):
         train(options)
 
 
@@ -172,10 +177,10 @@ def test_frames_are_strided_from_a_different_start_in_each_clip(options):
         ({"batch_size": 5}, "batch_size must be a multiple of threads=2, got 5"),
         ({"learning_rate": 0.0}, r"learning_rate must be above 0, got 0\.0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
-        ({"seed": 2**64}, "seed must fit 64 bits, got 18446744073709551616"),
+        ({"seed": 2**64}, "seed must fit in 64 bits, got 18446744073709551616"),
         ({"minutes": 0}, "minutes must be above 0, got 0"),
-        ({"patch": 8, "init": Path("x")}, "patch is that of --init or --tokenizer"),
-        ({"patch": 8, "tokenizer": Path("x")}, "patch is that of --init or --tokenizer"),
+        ({"patch": 8, "init": Path("x")}, "patch must be left out: --init or --tokenizer"),
+        ({"patch": 8, "tokenizer": Path("x")}, "patch must be left out: --init or --tokenizer"),
         (
             {"size": "64"},
             r"size must be .* pixels .64x96., multiples of 2 and at least 10, got '64'",

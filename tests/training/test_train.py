@@ -3,27 +3,22 @@ import random
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 
 import diagd
 from diagd.data.actions import write_actions
 from diagd.data.video import read_video, write_video
-from diagd.families.presets import PRESETS
 from diagd.pipeline.scenes import model_scenes
 from diagd.training import loop
+from diagd.training.charts import plot_loss
 from diagd.web.play.server import PlayOptions, load
-from tests.worlds import clips_of, model_config, write_shard
+from tests.worlds import clips_of, write_shard
 
 SIZE_PX = (28, 42)  # no multiples of 8
 
 
 @pytest.fixture
-def flags(monkeypatch, tmp_path):
-    """Flags of a run of two steps on one tiny shard, without a plot, which takes long."""
-    monkeypatch.setitem(PRESETS, "mc-ar-tiny", model_config())
-    monkeypatch.setattr(loop, "plot_loss", lambda folder: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    AcceleratorState._reset_state(reset_partial_state=True)
+def flags(tmp_path):
+    """Flags of a run of two steps on one tiny shard."""
     tokens = write_shard(tmp_path / "tokens", clips_of())
     return (
         *("--tokens", tokens, "--out", tmp_path / "run", "--model", "mc-ar-tiny"),
@@ -45,7 +40,7 @@ def test_the_command_refuses_what_is_no_training_data(flags, command, tmp_path):
     outcome.assert_refused(r"no token shards \(shard_\*\.safetensors\) in .*empty")
     shard = tmp_path / "tokens" / "shard_00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-20])
-    command("train", *flags).assert_refused(r"shard_00000\.safetensors is no token shard")
+    command("train", *flags).assert_refused(r"shard_00000\.safetensors: not a token shard")
     assert not (tmp_path / "run").exists()
 
 
@@ -72,14 +67,13 @@ def write_game(folder, num_clips):
 
 def test_from_clips_of_a_game_to_a_world_to_play(command, tmp_path, monkeypatch):
     """The whole road, by the commands that each command names as the next one."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setattr(loop, "plot_loss", plot_loss)
     clips, tokens, out = (tmp_path / name for name in ("clips", "my tokens", "my world"))
     write_game(clips, num_clips=6)
     made = command("tokenize", "--clips", clips, "--out", tokens, "--steps", 2, "--codes", 24)
     assert made.code == 0, made
     told = " ".join(made.said.split())
-    assert "5 clips to learn from, 1 held out, in pieces of 12 frames; actions: none, " in told
+    assert "5 training clips, 1 held out, in pieces of 12 frames; actions: none, " in told
     assert "frames of 28x42 px are 4x6 tokens of 7x7 px" in told
     assert f"next: diagd train --tokens '{tokens}' --out world" in told
 

@@ -55,7 +55,7 @@ def test_the_answer_names_the_command_that_uses_it(options, capfd):
     told = capfd.readouterr().out
     assert [line.split()[0] for line in told.split("\n") if line.endswith(" *")] == ["k=2"]
     told = " ".join(told.split())
-    assert f"next: diagd play --model {run.model} --strategy k=2; the same diagd tune with" in told
+    assert f"next: diagd play --model {run.model} --strategy k=2; diagd tune with" in told
     assert not (Path(run.model) / "generation.json").exists()
 
 
@@ -67,11 +67,11 @@ def test_the_answer_becomes_the_default_of_a_folder_and_keeps_the_others(options
     assert (defaults.fps, defaults.decoding) == (12.0, "k=2/predecessor")
     assert defaults.strategy(14).name == "k=2/predecessor"
     assert defaults.strategy(14, row_lag=4).name == "k=4"  # what is asked for comes first
-    assert "which decodes so by default now" in " ".join(capfd.readouterr().out.split())
+    assert "which now decodes so by default" in " ".join(capfd.readouterr().out.split())
 
 
 def test_the_bundled_world_stays_as_it_is(options):
-    with pytest.raises(ValueError, match="changes a folder of yours, and doom is bundled"):
+    with pytest.raises(ValueError, match="make_default needs your own model folder, got doom"):
         options(model="doom", make_default=True)
 
 

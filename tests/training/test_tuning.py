@@ -118,11 +118,11 @@ def test_candidates_can_be_named(data):
         ({"tolerance": float("nan")}, r"tolerance must be at least 0, got nan"),
         ({"context_frames": 0}, r"context_frames must be at least 1, got 0"),
         ({"clips": 0}, r"clips must be at least 1, got 0"),
-        ({"row_start": ()}, r"row_start must name at least one policy"),
+        ({"row_start": ()}, r"row_start must not be empty"),
         ({"row_start": ("raster",)}, r"row_start must be one of .*, got 'raster'"),
-        ({"strategy": ("k=1",)}, r"strategy names the candidates: leave row_lag, overlap, row_st"),
-        ({"strategy": ("exact",), "row_lag": ()}, r"tune compares schedules: leave exact out"),
-        ({"strategy": ("k1",), "row_lag": ()}, r"a strategy looks like raster, k=2,"),
+        ({"strategy": ("k=1",)}, r"row_lag, overlap and row_start must be left out with strategy"),
+        ({"strategy": ("exact",), "row_lag": ()}, r"strategy must have a schedule, got exact"),
+        ({"strategy": ("k1",), "row_lag": ()}, r"strategy must look like raster, k=2,"),
     ],
 )
 def test_options_that_cannot_be_are_refused(changes, message, data):
@@ -147,7 +147,7 @@ def test_what_does_not_fit_the_data_is_refused(changes, message, data):
 
 
 def test_clips_of_another_kind_are_refused(data, tmp_path, world):
-    message = r"do not fit .*world\d*: grid is \(2, 3\), the model's \(3,"
+    message = r"clips do not match .*world\d*: grid is \(2, 3\), the model's \(3,"
     with pytest.raises(ValueError, match=message):
         tune(data(model=str(world)))
     other = replace(clips_of(), action_names=("a", "b", "c"))

@@ -71,6 +71,7 @@ def test_origins_are_the_server_s_own_or_absent():
     assert check_origin([], hosts) is None
     assert check_origin(["http://localhost:8421"], hosts) is None
     assert check_origin(["https://LOCALHOST:8421"], hosts) is None
+    assert check_origin(["https://localhost"], ["localhost"]) is None  # nobody says :80, or :443
     for origin in (
         "null",
         "",
@@ -80,3 +81,4 @@ def test_origins_are_the_server_s_own_or_absent():
     ):
         assert "may not use this server" in (check_origin([origin], hosts) or "")
     assert check_origin(["http://localhost:8421", "http://evil.example"], hosts)
+    assert check_origin(["https://evil.example"], ["localhost"])

@@ -1,6 +1,6 @@
-"""The boundary to C++: its records, read in csrc/records.h, and checks before memory is read.
+"""The boundary to C++: its records, parsed from csrc/records.h, and checks of memory.
 
-The kernels read as many numbers as a record promises, and check indices before they write.
+The kernels trust the sizes in a record, and check indices before they write.
 """
 
 import ctypes
@@ -24,11 +24,11 @@ NUMBERS = {
     "int64_t": ctypes.c_int64,
     "float": ctypes.c_float,
 }
-MAX_ROWS = 2**17  # lanes of all batch rows in a step: their activations have to fit the memory
+MAX_ROWS = 2**17  # lanes of all batch rows in a step: limits the memory of activations
 
 
 def read_records(base: type[ctypes.Structure], pointer: Any, *headers: str) -> dict[str, Any]:
-    """Return what headers of csrc declare, by name, as classes of a base; or raise ValueError."""
+    """Return the records declared in headers of csrc, by name, as classes of a base; ValueError."""
     known: dict[str, Any] = dict(NUMBERS)
     name, text, fields = "", "", list[tuple[str, Any]]()
     for header in headers:
@@ -51,7 +51,7 @@ def read_records(base: type[ctypes.Structure], pointer: Any, *headers: str) -> d
 
 
 class Record(ctypes.Structure):
-    """A record that is given the memory that its pointers point to, and keeps that alive."""
+    """A record that is filled with pointers to memory, and keeps that memory alive."""
 
     def __init__(self, **values: Any) -> None:
         kinds = Tensor | ctypes.Array
@@ -72,20 +72,20 @@ LayerRecord, ModelRecord, StepRecord, DrawRecord, DrawingRecord, SpaceRecord, At
 
 
 def check_records(described: bytes, records: dict[str, Any]) -> None:
-    """Raise OSError unless kernels have these records, their fields at the same offsets."""
+    """Raise OSError unless kernels have these records, with fields at the same offsets."""
     theirs = ["".join(line.split()) for line in described.decode().splitlines()]
     for name, record in records.items():
         offsets = [getattr(record, field).offset for field, _ in record._fields_]
         numbers = map(str, (ctypes.sizeof(record), *offsets))
         if ",".join((*numbers, name, record.text)).replace(" ", "") not in theirs:
-            raise OSError(f"the kernels have another record {name} than csrc: build them again")
+            raise OSError(f"kernels have another record {name} than csrc: build them again")
 
 
 def check_step(tokens: Tensor, positions: Tensor, slots: Tensor, seen: Seen) -> list[Tensor]:
-    """Return tokens, positions and slots (S, L) in one piece, or raise ValueError."""
+    """Return contiguous tokens, positions and slots (S, L), or raise ValueError."""
     wrong = (
-        "tokens must be (S, L), positions and slots, too, or (L,), of as many lanes as see, with "
-        f"S * L from 1 to {MAX_ROWS}"
+        "tokens must be (S, L), positions and slots (S, L) or (L,), with as many lanes as seen, "
+        f"and S * L from 1 to {MAX_ROWS}"
     )
     given = tokens, positions, slots
     fits = tokens.ndim == 2 and 0 < tokens.numel() <= MAX_ROWS
@@ -95,7 +95,7 @@ def check_step(tokens: Tensor, positions: Tensor, slots: Tensor, seen: Seen) -> 
 
 
 def seen_fields(seen: Seen, shape: Sequence[int]) -> dict[str, Any]:
-    """Return the fields of a step record that say who of (S, L) sees whom, or raise ValueError."""
+    """Return the visibility fields of a step record for (S, L) lanes, or raise ValueError."""
     _check_int64(held=seen.held, steps=seen.steps, fed_at=seen.fed_at)
     wrong = "steps must be (S, L) or (L,), held and fed_at (S, M) or (M,)"
     slots = seen.held.shape[-1] if seen.held.ndim else 0
@@ -107,19 +107,19 @@ def seen_fields(seen: Seen, shape: Sequence[int]) -> dict[str, Any]:
     mask = seen.mask()
     if mask.dtype != torch.bool or not mask.is_cpu:
         raise ValueError(f"visible must be bool on the cpu, got {_kind_of(mask)}")
-    mask = _of_each((*shape, slots), "a mask must be (S, L, M) or (L, M)", mask)[0]
+    mask = _of_each((*shape, slots), "mask must be (S, L, M) or (L, M)", mask)[0]
     return found | {"visible": mask if mask.numel() else mask.new_empty(1)}
 
 
 def _of_each(shape: Sequence[int], wrong: str, *given: Tensor) -> list[Tensor]:
-    """Give all sequences what has no dimension of them, in one piece; or raise ValueError."""
+    """Expand tensors without a sequence dimension to all sequences, contiguous; or ValueError."""
     shapes = tuple(shape), tuple(shape[1:])
     _check_shapes(all(one.shape in shapes for one in given), wrong, *given)
     return [one.expand(shape).contiguous() for one in given]
 
 
 def check_draw(logits: Tensor, draw: Draw) -> None:
-    """Raise ValueError unless these are logits (S, L, V), seeds (S,) and places in memory."""
+    """Raise ValueError unless these are valid logits (S, L, V), seeds (S,) and places."""
     places = draw.frames, draw.rows, draw.columns
     _check_shapes(
         logits.ndim == 3
@@ -137,7 +137,7 @@ def check_draw(logits: Tensor, draw: Draw) -> None:
 
 
 def check_memory_of(buffers: Buffers) -> None:
-    """Raise ValueError unless these are tokens, held and fed_at (S, M) and seeds (S,) in memory."""
+    """Raise ValueError unless these are valid tokens, held and fed_at (S, M) and seeds (S,)."""
     given = {name: getattr(buffers, name) for name in ("tokens", "held", "fed_at", "seeds")}
     _check_int64(**given)
     tokens, held, fed_at, seeds = given.values()
@@ -152,7 +152,7 @@ def check_memory_of(buffers: Buffers) -> None:
 
 
 def coordinate_fields(coordinates: Tensor | None, shape: Sequence[int]) -> dict[str, Tensor]:
-    """Return the field of a step record that says what lanes turn by, or raise ValueError."""
+    """Return the coordinate field of a step record, or raise ValueError."""
     if coordinates is None:
         return {}
     _check_int64(coordinates=coordinates)
@@ -162,7 +162,7 @@ def coordinate_fields(coordinates: Tensor | None, shape: Sequence[int]) -> dict[
 
 
 def check_lanes(lanes: Tensor, first: int, num_sequences: int, num_fields: int) -> tuple[int, int]:
-    """Return S' and L, or raise ValueError unless these are lanes of so many fields in memory."""
+    """Return S' and L; ValueError unless lanes have `num_fields` fields and valid memory."""
     _check_int64(lanes=lanes)
     shape = lanes.shape
     count, width = shape[1:] if len(shape) == 3 else (0, 0)
@@ -173,7 +173,7 @@ def check_lanes(lanes: Tensor, first: int, num_sequences: int, num_fields: int) 
         and 0 <= first <= num_sequences - count
     ):
         raise ValueError(
-            f"lanes must be ({num_fields}, S, L), fields in one piece, S * L from 1 to {MAX_ROWS}, "
+            f"lanes must be ({num_fields}, S, L), fields contiguous, S * L from 1 to {MAX_ROWS}, "
             f"of {num_sequences} sequences from {first} on, got {tuple(shape)}"
         )
     return count, width
@@ -189,11 +189,11 @@ def rules_of(options: SamplingOptions, vocab: int) -> dict[str, Any]:
 
 
 def check_end(failure: int, wrong: str, what: str) -> None:
-    """Raise ValueError for 1, saying what is wrong, MemoryError for 2, saying what is asked for."""
+    """Raise ValueError for 1 with `wrong`, MemoryError for 2 with `what`."""
     if failure == 1:
         raise ValueError(wrong)
     if failure:
-        raise MemoryError(f"no memory for {what}")
+        raise MemoryError(f"out of memory for {what}")
 
 
 def check_step_end(failure: int, step: Record) -> None:

@@ -1,4 +1,4 @@
-"""Build the C++ kernels for this very machine with a compiler at hand."""
+"""Build the C++ kernels for this machine with an installed compiler."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ from diagd.files import encoded, naming
 
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-O3", "-std=c++20", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
-TIMEOUT = 600.0  # seconds for the compiler, and for the test; on a machine that is busy, too
+TIMEOUT = 600.0  # seconds for the compiler, and for the test; enough for a busy machine
 
 
 def find_compiler() -> str | None:
@@ -32,7 +32,7 @@ def own_flags() -> list[str]:  # for sanitizers, or for another processor
 
 def zig() -> list[str] | None:
     """Return the command of Zig's C++ compiler, which is a package (`pip install ziglang`)."""
-    there = importlib.util.find_spec("ziglang") and not own_flags()  # they are g++'s
+    there = importlib.util.find_spec("ziglang") and not own_flags()  # those are flags of g++
     return [sys.executable, "-m", "ziglang", "c++"] if there else None
 
 
@@ -41,11 +41,11 @@ def build(target: Path, compiler: list[str]) -> None:
     sources = map(str, sorted(SOURCES.glob("*.cpp")))
     run_to_end([*compiler, *_flags(), *sources, "-o", str(target)], complaint)
     if not target.is_file() or not target.stat().st_size:
-        raise OSError(f"{complaint}: it wrote nothing")
+        raise OSError(f"{complaint}: no output file")
 
 
 def describe_build() -> list[bytes]:
-    """Return what a build depends on: sources, flags, compiler, processor."""
+    """Return everything that a build depends on: sources, flags, compiler, processor."""
     parts = [path.read_bytes() for path in sorted(SOURCES.glob("*.*"))]
     parts += [encoded(" ".join(_flags())), platform.machine().encode(), repr(zig()).encode()]
     if (compiler := find_compiler()) is not None:
@@ -57,7 +57,7 @@ def describe_build() -> list[bytes]:
 
 
 def run_to_end(command: list[str], complaint: str) -> str:
-    """Run a command to its end and return its output, or raise OSError with its first error."""
+    """Run a command and return its output, or raise OSError with its first error."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     pipe = subprocess.PIPE
     with psutil.Popen(command, stdout=pipe, stderr=pipe, errors="replace", env=environment) as run:
@@ -66,7 +66,7 @@ def run_to_end(command: list[str], complaint: str) -> str:
         except subprocess.TimeoutExpired:
             for process in (*run.children(recursive=True), run):
                 process.kill()
-            raise OSError(f"{complaint}: not done after {TIMEOUT:g} seconds") from None
+            raise OSError(f"{complaint}: timed out after {TIMEOUT:g} seconds") from None
     if run.returncode:
         status, said = run.returncode, [line.strip() for line in text.splitlines() if line.strip()]
         ended = f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"

@@ -1,12 +1,12 @@
-"""The kernels that are used here: the fastest of those that pass their test, kept in a cache.
+"""The kernels in use: the fastest of those that pass their test, cached.
 
-Candidates are the best prebuilt variant that the processor runs (`runs/wheels.py` makes them for
-wheels), what the compiler at hand builds, and, where that is not clearly faster than PyTorch or
-there is none, what Zig builds. Each passes `self_test`, in a process of its own, which times it;
-the fastest gets its name in the cache in one move, `kernels-CHOICE-NAME-DIGEST.so`: the candidates
-there were, which of them this is, and the SHA-256 of the file. So what bears its own digest is
-whole and trusted. `kernels-CHOICE.json` beside it lists how the candidates did. Where several
-processes come at the same time, one chooses and the others wait for it.
+Candidates are the best prebuilt variant for the processor (`runs/wheels.py` makes them for wheels),
+a build by an installed compiler and, if that is missing or not clearly faster than PyTorch, a build
+by Zig. Each passes `self_test`, in a separate process, which also times it; the fastest is renamed
+in the cache to `kernels-CHOICE-NAME-DIGEST.so`: the candidates there were, the one this is, and the
+SHA-256 of the file. So a file with its own digest in its name is complete and trusted.
+`kernels-CHOICE.json` beside it lists the results of all candidates. If several processes start at
+the same time, one chooses and the others wait for it.
 """
 
 import ctypes
@@ -37,8 +37,8 @@ from diagd.backends.step_times import StepTimes
 from diagd.files import write_json
 
 PREBUILT = Path(__file__).parent / "prebuilt"
-# Variants of the kernels, the best first, and what a processor has to have, by torch's names; each
-# stands for all that its generation brought. The kernels ask Linux for the matrix units themselves.
+# Variants of the kernels, the best first, and the processor features that they need, by torch's
+# names; each implies its whole generation. The kernels ask Linux for the matrix units themselves.
 VARIANTS: dict[str, tuple[str, ...]] = {
     "amx": ("avx512_vl", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8"),
     "avx512bf16": ("avx512_vl", "avx512_vnni", "avx512_bf16"),
@@ -51,21 +51,21 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 
 def prebuilt_here(folder: Path | None = None) -> dict[str, Path]:
-    """Return the prebuilt kernels that this processor can run, best first, by variant."""
+    """Return the prebuilt kernels for this processor, best first, by variant."""
     features, folder = cpu_features(), folder or PREBUILT
     names = [name for name, needs in VARIANTS.items() if all(map(features.get, needs))]
     return {name: path for name in names if (path := folder / f"{name}.so").is_file()}
 
 
 logger = logging.getLogger("diagd")
-BUILT, ZIG = "built", "zig"  # names of what compilers built here
-CLEARLY_FASTER = 1.3  # than PyTorch, a diagonal's step: what a good compiler makes is
+BUILT, ZIG = "built", "zig"  # names of kernels built here
+CLEARLY_FASTER = 1.3  # than PyTorch, in a diagonal's step: reached by a good compiler
 
 
 def load_library() -> ctypes.CDLL:
-    """Return the kernels, chosen on first use (about twenty seconds where they are built).
+    """Return the kernels, chosen on first use (about twenty seconds if they must be built).
 
-    Where there are none, OSError says why; this process does not try a second time.
+    Raises OSError with the reason if there are none; this process does not try again.
     """
     found = _library()
     if isinstance(found, OSError):
@@ -82,16 +82,16 @@ def _library() -> ctypes.CDLL | OSError:
 
 
 def find_or_make() -> Path:
-    """Return the kernels for this machine, chosen now where none in the cache are whole."""
+    """Return the kernels for this machine, chosen now if the cache has no complete ones."""
     if (kept := find_kept()) is not None:
         return kept
     folder, tried = cache_folder(), dict[str, dict[str, Any]]()
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".kernels.lock"), TemporaryDirectory("", ".testing-", folder) as scratch:
-        if (kept := find_kept()) is not None:  # another process has made them meanwhile
+        if (kept := find_kept()) is not None:  # built by another process meanwhile
             return kept
         for left in folder.glob(".testing-*"):
-            if left.name != Path(scratch).name:  # a killed process has left it
+            if left.name != Path(scratch).name:  # left by a killed process
                 shutil.rmtree(left, ignore_errors=True)
         for name, path in _prebuilt().items():
             tried[name] = _try(Path(scratch), name, path)
@@ -118,17 +118,17 @@ def find_or_make() -> Path:
 
 
 def _try(scratch: Path, name: str, made_of: Path | list[str]) -> dict[str, Any]:
-    """Test and time prebuilt kernels, or what a compiler makes now."""
+    """Test and time prebuilt kernels, or those of a compiler."""
     fresh = scratch / f"{name}.so"
     test = [sys.executable, "-m", "diagd.backends.native.self_test", str(fresh)]
     try:
         if isinstance(made_of, Path):
             shutil.copyfile(made_of, fresh)
-            origin = f"the prebuilt kernels for {name}"
+            origin = f"prebuilt kernels for {name}"
         else:
             build(fresh, made_of)
-            origin = f"the kernels that {' '.join(made_of)} built"
-        output = run_to_end(test, f"{origin} fail their test")
+            origin = f"kernels built by {' '.join(made_of)}"
+        output = run_to_end(test, f"{origin} failed their test")
         times = json.loads(output.splitlines()[-1])
         return {"times": {whose: StepTimes(*each) for whose, each in times.items()}}
     except OSError as error:
@@ -140,9 +140,9 @@ def _times(tried: dict[str, dict[str, Any]]) -> dict[str, dict[str, StepTimes]]:
 
 
 def candidates_tried() -> dict[str, dict[str, Any]]:
-    """Return, by name, the `times` of each candidate when it was chosen from, or its `problem`."""
+    """Return, by name, the `times` of each candidate when kernels were chosen, or its `problem`."""
     path = cache_folder() / f"kernels-{_choice()}.json"
-    with suppress(OSError, ValueError):  # there is none, or it is damaged
+    with suppress(OSError, ValueError):  # missing or damaged
         return json.loads(path.read_text(encoding="utf-8"))
     return {}
 
@@ -151,7 +151,7 @@ def find_kept() -> Path | None:
     for path in cache_folder().glob(f"kernels-{_choice()}-*.so"):
         if path.stem.endswith(_digest(path.read_bytes())):
             return path
-        logger.warning("%s: damaged, so the kernels are made again", path)
+        logger.warning("%s: damaged, rebuilding the kernels", path)
     return None
 
 
@@ -165,11 +165,11 @@ def cache_folder() -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "diagd")
     except RuntimeError:
-        raise OSError("no home folder to keep kernels in: set HOME or XDG_CACHE_HOME") from None
+        raise OSError("no home folder for the kernel cache: set HOME or XDG_CACHE_HOME") from None
 
 
 def _prebuilt() -> dict[str, Path]:
-    return {} if own_flags() else prebuilt_here()  # flags are for a build
+    return {} if own_flags() else prebuilt_here()  # flags require a build
 
 
 def _choice() -> str:

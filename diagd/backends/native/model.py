@@ -1,7 +1,7 @@
-"""Decode a Transformer with our own C++ kernels: one call a step, for CPUs (`csrc/decoder.cpp`).
+"""Decode a Transformer with our own C++ kernels: one call per step, on CPUs (`csrc/decoder.cpp`).
 
-At a few lanes a step, PyTorch spends more time between kernels than in them (dev/LOG.md). Outputs
-do not depend on how many lanes share a step.
+With few lanes per step, PyTorch spends more time between kernels than in them (dev/LOG.md).
+Outputs do not depend on the number of lanes in a step.
 """
 
 import ctypes
@@ -44,7 +44,7 @@ from diagd.system import usable_cores
 
 
 class NativeCache:
-    """Keys and values as matrices in blocks, like weights (`csrc/kernels.h`); written there."""
+    """Keys and values as blocked matrices, like weights (`csrc/kernels.h`), written by them."""
 
     def __init__(self, weights: NativeWeights, batch_size: int, num_slots: int) -> None:
         config, dtype = weights.config, weights.cache_dtype
@@ -53,7 +53,7 @@ class NativeCache:
         heads, slots = batch_size * config.num_kv_heads, whole_blocks(num_slots, weights.block)
         size = heads * slots * whole_blocks(config.head_dim, weights.block)
         if dtype == torch.int16:
-            size += 2 * heads * slots  # a scale for each slot, as float32
+            size += 2 * heads * slots  # a float32 scale for each slot
         check_cache_fits(2 * config.num_layers * size * dtype.itemsize, batch_size, num_slots)
         self.keys = [torch.zeros(size, dtype=dtype) for _ in range(config.num_layers)]
         self.values = [torch.zeros(size, dtype=dtype) for _ in range(config.num_layers)]
@@ -67,11 +67,11 @@ class NativeCache:
 
 
 class NativeModel(CausalModel):
-    """A `Transformer` behind the same protocol, on the CPU, its weights copied and packed.
+    """A `Transformer` behind the same protocol, on the CPU, with its weights copied and packed.
 
-    Activations are float32. With int8, products are of whole numbers, the same bits on every
-    processor: weights with a scale for each output, activations of 7 bits with one for each lane,
-    or of 14 where the model `has_outliers`, keys and values of 12 bits (`csrc/integers.h`).
+    Activations are float32. In int8, products are of integers, bit-identical on all processors:
+    weights with a scale for each output, activations of 7 bits with a scale for each lane, or of 14
+    if the model `has_outliers`, keys and values of 12 bits (`csrc/integers.h`).
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class NativeModel(CausalModel):
         use_up: bool = False,
         library: ctypes.CDLL | None = None,
     ) -> None:
-        """Pack the weights of a model, which `use_up` empties; OSError without kernels here."""
+        """Pack the weights of a model, which `use_up` empties; OSError if kernels are missing."""
         self.config, self.weights = model.config, weights
         self._shape = shape_of(model.config, torch.device("cpu"))
         self._library = library or load_library()
@@ -90,15 +90,15 @@ class NativeModel(CausalModel):
         suffix = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}[weights]
         self._decode = getattr(self._library, f"decode_{suffix}")
         self._take = getattr(self._library, f"take_{suffix}")
-        # (4,) float64 of whoever times the kernels: every step adds to it what its linear layers,
-        # its attention, the rest of the model and drawing took
+        # (4,) float64 of a caller that times the kernels: every step adds the seconds of its linear
+        # layers, its attention, the rest of the model and sampling
         self.seconds: Tensor | None = None
-        self.max_threads = usable_cores()  # of a step, which uses as many as PyTorch otherwise
+        self.max_threads = usable_cores()  # maximum per step, which otherwise uses PyTorch's number
         self._laid_out = NativeWeights(model, weights, self._library.block_columns(), use_up)
-        self.weight_bytes = self._laid_out.weight_bytes  # of a weight that a step reads
+        self.weight_bytes = self._laid_out.weight_bytes  # per weight read in a step
 
-    def __reduce__(self) -> NoReturn:  # for copy.deepcopy as well
-        raise TypeError("a model in native kernels is neither copied nor pickled: load it again")
+    def __reduce__(self) -> NoReturn:  # also for copy.deepcopy
+        raise TypeError("models of backend native cannot be copied or pickled: load them again")
 
     @property
     def shape(self) -> ModelShape:
@@ -132,9 +132,10 @@ class NativeModel(CausalModel):
         first: int = 0,
         coordinates: Tensor | None = None,
     ) -> Tensor:
-        """Feed lanes in one call of the kernels; the logits are float32 rows of a wider buffer.
+        """Feed lanes in one call of the kernels; logits are float32 rows of a wider buffer.
 
-        What does not fit is a ValueError before memory is touched, too many lanes a MemoryError.
+        Raises ValueError for invalid arguments before memory is touched, MemoryError for too many
+        lanes.
         """
         tokens, at, slots = check_step(tokens, positions, slots, seen)
         (sequences, lanes), told = tokens.shape, seen_fields(seen, tokens.shape)
@@ -167,12 +168,12 @@ class NativeModel(CausalModel):
         return logits[..., : self.vocab_size]
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
-        """Draw as `diagd.decoding.sampling.sample` does, in one call (`csrc/sampler.cpp`)."""
+        """Sample like `diagd.decoding.sampling.sample`, in one call (`csrc/sampler.cpp`)."""
         check_draw(logits, draw)
         sequences, lanes, vocab = logits.shape
         rows_of_floats = lanes * logits.stride(1), logits.stride(1), 1
         if logits.dtype != torch.float32 or logits.stride() != rows_of_floats:
-            logits = logits.float().contiguous()  # not our own
+            logits = logits.float().contiguous()  # logits of another model
         drawn = torch.empty(sequences, lanes, dtype=torch.int64)
         places = (one.expand(drawn.shape) for one in (draw.frames, draw.rows, draw.columns))
         frames, rows, columns = (one.contiguous() for one in places)
@@ -193,12 +194,12 @@ class NativeModel(CausalModel):
             seconds=self.seconds,
             **rules_of(draw.options, vocab),
         )
-        wrong = f"valid ids must be in [0, {vocab}) and not none at all"
+        wrong = f"valid ids must be a non-empty range in [0, {vocab})"
         check_end(self._library.draw(ctypes.byref(record)), wrong, f"{drawn.numel()} draws")
         return drawn
 
     def make_step(self, step: Step) -> StepFunction | None:
-        """Fuse a plain step into one call (`csrc/fused_step.cpp`), to the same bits."""
+        """Fuse a plain step into one call (`csrc/fused_step.cpp`), bit-identical."""
         if not step.is_plain:
             return None
         buffers, cache = step.buffers, step.buffers.cache
@@ -206,7 +207,7 @@ class NativeModel(CausalModel):
         sequences, num_slots = buffers.tokens.shape
         self._check_cache(cache, 0, sequences)
         if num_slots != cache.num_slots:
-            raise ValueError(f"the cache must have {num_slots} slots, got {cache.num_slots}")
+            raise ValueError(f"cache must have {num_slots} slots, got {cache.num_slots}")
         drawings = [self._drawing(one) for one in step.drawings]
         covered = sum(one.num_sequences for one in step.drawings)
         if covered < sequences:
@@ -223,7 +224,7 @@ class NativeModel(CausalModel):
         records = [ctypes.byref(one) for one in (self._laid_out.record, fed, space)]
 
         def run(lanes: Tensor, max_slots: int, first: int = 0) -> None:
-            assert drawings  # they live as long as the step does, and so do the buffers
+            assert drawings  # kept alive with the step, like the buffers
             count, width = check_lanes(lanes, first, sequences, num_fields)
             read, threads = min(whole_blocks(max_slots, BLOCK), num_slots), self.num_threads
             fed.sequences, fed.lanes, fed.visible_slots, fed.first = count, width, read, first
@@ -254,6 +255,4 @@ class NativeModel(CausalModel):
         if getattr(cache, "kind", None) != self._laid_out.cache_kind:
             raise ValueError("cache must be made by this model")
         if not 0 <= first <= first + count <= cache.batch_size:
-            raise ValueError(
-                f"the cache has {cache.batch_size} sequences, got {count} from {first} on"
-            )
+            raise ValueError(f"cache has {cache.batch_size} sequences, got {count} from {first} on")

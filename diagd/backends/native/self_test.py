@@ -1,10 +1,10 @@
-"""Hold kernels that are new here against PyTorch's, before anybody trusts them, and time them.
+"""Compare new kernels with PyTorch's before they are used, and time them.
 
     python -m diagd.backends.native.self_test LIBRARY
 
-It runs in a process of its own, so that kernels which crash, or never end, are only kernels that
-failed. The last line on stdout is a JSON object of the `StepTimes` of `REFERENCE` in float32,
-`ours` and `pytorch`; where something differed, the last one on stderr says what.
+It runs in a separate process, so that kernels that crash or hang only fail the test. The last line
+on stdout is a JSON object of the `StepTimes` of `REFERENCE` in float32, `ours` and `pytorch`; the
+last line on stderr is the first difference, if any.
 """
 
 import ctypes
@@ -27,12 +27,12 @@ from diagd.models.attention import attend
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 
-WIDTHS = (1, 2, 5, 14, 15, 33)  # lanes of the steps: around the sizes of the kernels' tiles
-TOLERANCE = {"float32": 1e-4, "bfloat16": 0.05, "int8": 0.1}  # of the largest logit
+WIDTHS = (1, 2, 5, 14, 15, 33)  # lanes per step: around the kernels' tile sizes
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.05, "int8": 0.1}  # relative to the largest logit
 
 
 def check_kernels(library: ctypes.CDLL) -> None:
-    """Raise ValueError where steps or draws of the kernels differ from PyTorch's."""
+    """Raise ValueError if steps or draws of the kernels differ from PyTorch's."""
     gated = ModelConfig(
         hidden_size=72,
         intermediate_size=100,
@@ -51,7 +51,7 @@ def check_kernels(library: ctypes.CDLL) -> None:
     plain = replace(by_head, norm="layer", mlp="gelu", bias=True, position="learned")
     for config in (gated, replace(plain, sliding_window=21, sliding_layers=(1,))):
         model = Transformer.random(config)
-        for one in model.parameters():  # logits, attention and norms that are far from flat
+        for one in model.parameters():  # logits, attention and norms far from uniform
             one.data = one * 5 if one.dim() > 1 else one + torch.linspace(-0.2, 0.2, len(one))
         if config.norm == "rms":  # with an outlier
             last: Any = model.model.norm
@@ -76,7 +76,7 @@ def _compare_steps(model: Transformer, native: NativeModel, tolerance: float) ->
     expected = model.logits(tokens)
     error = (torch.cat(logits, 1) - expected).abs().max() / expected.abs().max()
     if not error <= tolerance:
-        raise ValueError(f"logits in {native.weights} are {error:.2g} away, allowed {tolerance}")
+        raise ValueError(f"logits in {native.weights} differ by {error:.2g}, allowed {tolerance}")
 
 
 def _compare_gradients(library: ctypes.CDLL) -> None:
@@ -96,7 +96,7 @@ def _compare_gradients(library: ctypes.CDLL) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         error = (ours - theirs).norm() / theirs.norm()
         if not error <= TOLERANCE["bfloat16"]:
-            raise ValueError(f"attention or its gradients are {error:.2g} away in training")
+            raise ValueError(f"attention or its gradients differ by {error:.2g} in training")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Attention under a mask, and its gradients, where a CPU multiplies bfloat16: for training.
+"""Masked attention and its gradients, for training on CPUs that multiply bfloat16.
 
-PyTorch's multiplies what a mask forbids, too, and far below what the processor can: with it two
-thirds of a step of finetuning by diagonals was attention (dev/LOG.md).
+PyTorch's attention also multiplies masked positions, far below the processor's speed: it took two
+thirds of a step of finetuning by diagonals (dev/LOG.md).
 """
 
 import ctypes
@@ -21,10 +21,10 @@ from diagd.system import usable_cores
 
 logger = logging.getLogger("diagd")
 _most_threads = cache(usable_cores)
-SIDE = 32  # lanes of the blocks that are left out where nobody sees anybody
+SIDE = 32  # lanes of a block; fully masked blocks are skipped
 
 
-class TrainedMask(NamedTuple):  # as the kernels take it
+class TrainedMask(NamedTuple):  # in the kernels' format
     visible: Tensor  # (L, L) bool, True = lane q (row) may attend to lane r
     seen_by: Tensor  # (L, L) bool, its transpose, contiguous
     # (L / 32, L / 32) uint8, rounded up: of 32 x 32 pairs 0 none may attend, 1 some, 2 all
@@ -40,7 +40,7 @@ def trained_mask(visible: Tensor) -> TrainedMask:
 
 
 def mask_kernel(visible: Tensor | None, lanes: int) -> Attend | None:
-    """Return what attends under a mask (L, L), or the causal one, if this machine has kernels."""
+    """Return attention under a mask (L, L), or causal, if this machine has the kernels."""
     if not kernels_train():
         return None
     if visible is None:
@@ -58,9 +58,9 @@ def kernels_train() -> bool:
 
 
 def masked_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: TrainedMask) -> Tensor:
-    """Attend under a mask, differentiably; a lane that sees none gets zeros.
+    """Attend under a mask, differentiably; a lane that sees nothing gets zeros.
 
-    The kernels take bfloat16 and a D that is a multiple of 32, PyTorch the rest.
+    The kernels handle bfloat16 and D a multiple of 32, PyTorch the rest.
 
     Args:
         queries: (B, heads, L, D). keys, values: (B, kv_heads, L, D); kv_heads divides heads.
@@ -74,8 +74,8 @@ def masked_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Traine
         or not queries.dtype == keys.dtype == values.dtype
     ):
         raise ValueError(
-            "queries must be (B, heads, L, D), keys and values (B, kv_heads, L, D) of the same "
-            f"type, the mask (L, L), got {shapes} and {tuple(mask.visible.shape)}"
+            "queries must be (B, heads, L, D), keys and values (B, kv_heads, L, D) of one "
+            f"type, mask (L, L), got {shapes} and {tuple(mask.visible.shape)}"
         )
     if queries.dtype != torch.bfloat16 or queries.shape[-1] % SIDE:
         return attend(queries, keys, values, mask.visible)
@@ -84,9 +84,9 @@ def masked_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Traine
 
 
 def run_forward(library: ctypes.CDLL, *given: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what queries (B, L, heads, D) attend to, and the masses (B, heads, L) of it.
+    """Return the outputs for queries (B, L, heads, D), and their softmax masses (B, heads, L).
 
-    Given are they, keys and values, contiguous bfloat16, and the three parts of the mask.
+    Arguments are queries, keys and values, contiguous bfloat16, and the three parts of the mask.
     """
     batch, lanes, heads, _ = given[0].shape
     out, masses = torch.empty_like(given[0]), torch.empty(batch, heads, lanes)
@@ -97,7 +97,7 @@ def run_forward(library: ctypes.CDLL, *given: Tensor) -> tuple[Tensor, Tensor]:
 def run_backward(
     library: ctypes.CDLL, out_grad: Tensor, out: Tensor, masses: Tensor, *given: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values, given what `run_forward` was and gave."""
+    """Return the gradients of queries, keys, values, from `run_forward`'s arguments and results."""
     queries, keys, values = map(torch.empty_like, given[:3])
     grads = {"queries_grad": queries, "keys_grad": keys, "values_grad": values}
     _call(library.attend_backward, given, out_grad=out_grad, out=out, masses=masses, **grads)
@@ -121,7 +121,7 @@ def _call(function: Callable[..., Any], given: tuple[Tensor, ...], **others: Ten
     check_end(function(ctypes.byref(record)), "", f"attention of {batch} x {lanes} lanes")
 
 
-# Operators, each one piece to torch.compile, with the shapes of its results and its gradients.
+# Operators, each atomic for torch.compile, with the shapes of its results and its gradients.
 @torch.library.custom_op("diagd::masked_attention", mutates_args=())
 def _forward(
     queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor, seen_by: Tensor, blocks: Tensor
@@ -138,7 +138,7 @@ def _backward(
 
 @_forward.register_fake
 def _(queries: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
-    masses = queries[..., 0].transpose(1, 2)  # of that shape
+    masses = queries[..., 0].transpose(1, 2)  # for the shape
     return torch.empty_like(queries), torch.empty_like(masses, dtype=torch.float32).contiguous()
 
 

@@ -1,8 +1,8 @@
 """A world as one file for the kernels that run in a browser (runs/web_kernels.py builds them).
 
-They read a world where it lies (csrc/wasm/world.cpp), so its file is the memory that they expect:
-records of csrc/wasm/records.h, with pointers of 32 bits counted from the beginning, what these
-point to, and at the end a list of where the pointers stand.
+The kernels use a world in place (csrc/wasm/world.cpp), so its file is an image of their memory:
+records of csrc/wasm/records.h, with 32-bit pointers counted from the beginning, the data that they
+point to, and at the end a list of the positions of all pointers.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ from diagd.models.transformer import Transformer
 from diagd.tokenizers.vq import VQTokenizer
 
 MAGIC, VERSION = 0x64676961, 5
-BLOCK = 16  # columns of a block of weights, where a register has 16 bytes
+BLOCK = 16  # columns of a block of weights, for registers of 16 bytes
 ALIGNED = 64  # bytes
 
 
@@ -38,14 +38,14 @@ CONVOLVE, SHORTCUT, ACTIVATE, ADD, ENLARGE = range(5)
 
 
 class Memory:
-    """The file as it grows, and where its pointers stand."""
+    """The growing file, and the positions of its pointers."""
 
     def __init__(self, head: int) -> None:
         self.content = bytearray(head)
         self.pointers: list[int] = []
 
     def put(self, what: Tensor | Sequence[ctypes.Structure] | None) -> int:
-        """Append numbers or records, and return where they stand; 0 for None."""
+        """Append numbers or records, and return their position; 0 for None."""
         if what is None:
             return 0
         self.content += bytes(-len(self.content) % ALIGNED)
@@ -58,9 +58,19 @@ class Memory:
         return start
 
     def write(self, at: int, record: ctypes.Structure) -> None:
-        """Write a record over what is there or behind it, and remember its pointers."""
+        """Write a record over existing data or at the end, and remember its pointers."""
         self.content[at : at + ctypes.sizeof(record)] = bytes(record)
         self._remember(at, record)
+
+    def finish(self, world: Any) -> bytes:
+        """Return the file: the world's record at the beginning, the pointers at the end."""
+        self.content += bytes(-len(self.content) % ALIGNED)
+        world.size = len(self.content)
+        self.write(0, world)
+        content = self.content + struct.pack(f"<{len(self.pointers)}I", *self.pointers)
+        world.checksum = zlib.crc32(content)
+        content[: ctypes.sizeof(world)] = bytes(world)
+        return bytes(content)
 
     def _remember(self, at: int, record: ctypes.Structure) -> None:
         for name, kind in record._fields_:  # type: ignore[misc]
@@ -72,31 +82,31 @@ class Memory:
 
 
 class Play(NamedTuple):
-    """Everything a page can play: prompts, actions, strategies, and how tokens are drawn."""
+    """Everything that a page can play: prompts, actions, strategies, and sampling options."""
 
-    prompts: Sequence[tuple[Tensor, int]]  # (P,) int64 tokens, and frames that they end with
+    prompts: Sequence[tuple[Tensor, int]]  # (P,) int64 tokens, and number of frames at their end
     actions: Tensor  # (A, n) int64, the tokens of each action
     orders: Sequence[Order]  # of one frame
-    max_slots: int  # tokens that the model sees at most
+    max_slots: int  # maximum number of tokens that the model sees
     ranges: ValidRanges
     top_k: int
     exclusive_top_p: bool
 
 
 def pack_world(model: Transformer, tokenizer: VQTokenizer, play: Play) -> bytes:
-    """Format a world as the kernels read it, its weights rounded to 8 bits, or raise ValueError."""
+    """Format a world for the kernels, with weights quantized to 8 bits, or raise ValueError."""
     config = model.config
     if not model.relative_positions:
-        raise ValueError("a model of absolute positions cannot be played in a browser")
+        raise ValueError("models with absolute positions are not supported in a browser")
     if play.ranges.row_ends is not None:
-        raise ValueError("a model whose rows end in separators cannot be played in a browser")
+        raise ValueError("models with row separators are not supported in a browser")
     memory = Memory(ctypes.sizeof(World))
     weights = NativeWeights(model, "int8", BLOCK)
     ops = list(_ops(tokenizer.model, memory))
     per_frame = play.actions.shape[1] + config.tokens_per_frame
 
     def turns(length: int) -> Tensor | None:
-        """Return the coordinates (n, 3) of so many tokens and of the frame behind them."""
+        """Return the coordinates (n, 3) of `length` tokens and of the frame after them."""
         found = model.coordinates(torch.arange(length + per_frame))
         return None if found is None else found.T
 
@@ -141,17 +151,11 @@ def pack_world(model: Transformer, tokenizer: VQTokenizer, play: Play) -> bytes:
         channels=tokenizer.codebook.shape[1],
         op=memory.put(ops),
     )
-    memory.content += bytes(-len(memory.content) % ALIGNED)
-    world.size = len(memory.content)
-    memory.write(0, world)
-    content = memory.content + struct.pack(f"<{len(memory.pointers)}I", *memory.pointers)
-    world.checksum = zlib.crc32(content)
-    content[: ctypes.sizeof(world)] = bytes(world)
-    return bytes(content)
+    return memory.finish(world)
 
 
 def places_of(packed: bytes) -> dict[str, int]:
-    """Return where each matrix begins in a world, by the names of `webgpu.shader.weights_of`."""
+    """Return the position of each matrix in a world, by the names of `webgpu.shader.weights_of`."""
     model = World.from_buffer_copy(packed).model  # type: ignore[attr-defined]
     layers = (Layer * model.num_layers).from_buffer_copy(packed, model.weights.value)
     found = {"embed": model.embeddings.value, "predict": model.head.value}
@@ -172,7 +176,7 @@ def _copy(weights: NativeWeights, record: Record, memory: Memory) -> ctypes.Stru
 
 
 def _plans(order: Order, play: Play, memory: Memory) -> Iterator[ctypes.Structure]:
-    for context_frames in (1, 2):  # what stands in for unknown tokens reaches 2 frames back
+    for context_frames in (1, 2):  # stand-ins come from at most 2 frames back
         layout = SequenceLayout(order.grid, play.actions.shape[1], context_frames)
         plan = make_plan(order, layout, pad=False)
         lanes, fed_at = torch.tensor(plan.lanes), torch.tensor(plan.fed_at)
@@ -181,15 +185,15 @@ def _plans(order: Order, play: Play, memory: Memory) -> Iterator[ctypes.Structur
 
 
 def _ops(model: Any, memory: Memory) -> Iterator[ctypes.Structure]:
-    """Spell out the decoder of a diffusers VQModel."""
+    """List the operations of the decoder of a diffusers VQModel."""
     decoder = model.decoder
 
     def convolve(kind: int, layer: nn.Conv2d) -> ctypes.Structure:
         size, stride = layer.kernel_size[0], layer.stride[0]
         if layer.kernel_size != (size, size) or size not in (1, 3) or stride != 1:
-            raise ValueError(f"the tokenizer's {layer} cannot be painted in a browser")
+            raise ValueError(f"tokenizer layer {layer} is not supported in a browser")
         if layer.in_channels > MAX_DUOS:
-            raise ValueError(f"a tokenizer paints in a browser with {MAX_DUOS} channels at most")
+            raise ValueError(f"tokenizer must have at most {MAX_DUOS} channels in a browser")
         weight, scale = _round(layer.weight.flatten(2).permute(2, 1, 0))  # (place, in, out)
         bias = None if layer.bias is None else _floats(layer.bias)
         places = map(memory.put, (weight, bias, scale))
@@ -197,7 +201,7 @@ def _ops(model: Any, memory: Memory) -> Iterator[ctypes.Structure]:
 
     def activate(norm: Any) -> ctypes.Structure:
         if not isinstance(norm, nn.GroupNorm):
-            raise ValueError("a tokenizer with spatial norms cannot be painted in a browser")
+            raise ValueError("tokenizers with spatial norms are not supported in a browser")
         sizes, places = [norm.num_channels] * 2, map(_floats, (norm.weight, norm.bias))
         return Op(ACTIVATE, *sizes, norm.num_groups, norm.eps, *map(memory.put, places))
 
@@ -214,7 +218,7 @@ def _ops(model: Any, memory: Memory) -> Iterator[ctypes.Structure]:
     if model.config.act_fn != "silu" or any(
         attention is not None for block in blocks for attention in getattr(block, "attentions", ())
     ):
-        raise ValueError("a tokenizer with attention, or not of silu, cannot paint in a browser")
+        raise ValueError("tokenizers with attention or without silu are not supported in browsers")
     yield convolve(CONVOLVE, model.post_quant_conv)
     yield convolve(CONVOLVE, decoder.conv_in)
     for block in blocks:
@@ -232,7 +236,7 @@ def _floats(values: Tensor) -> Tensor:
 
 
 def _round(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round (place, K, N) to int16 (place, N / BLOCK, K / 2, BLOCK, 2), a scale for each column."""
+    """Quantize (place, K, N) to int16 (place, N / BLOCK, K / 2, BLOCK, 2), a scale per column."""
     _, rows, columns = weight.shape
     padding = 0, -columns % BLOCK, 0, -rows % BLOCK
     weight = nn.functional.pad(weight.detach().float(), padding)

@@ -1,6 +1,6 @@
-"""A model's weights as the kernels read them: in blocks, in huge pages where Linux gives them.
+"""A model's weights in the kernels' format: in blocks, in huge pages if Linux provides them.
 
-In small pages, which are looked up anew, a step of one lane takes a few percent more (dev/LOG.md).
+Small pages cost a step of one lane a few percent, in address translation (dev/LOG.md).
 """
 
 import ctypes
@@ -19,12 +19,12 @@ from diagd.system import check_memory
 
 PAGE = 2**21  # bytes
 CHUNK = 32 * PAGE
-ALIGNED = 64  # bytes, as the kernels read
+ALIGNED = 64  # bytes, as the kernels require
 MADV_HUGEPAGE = 14  # of Linux
 
 
 class HugePages:
-    """Where tensors that live and die together are put; what is never written takes no memory."""
+    """Memory for tensors with one lifetime; untouched parts take no memory."""
 
     def __init__(self) -> None:
         self._free = torch.empty(0, dtype=torch.uint8)
@@ -41,17 +41,17 @@ def _chunk(size: int) -> Tensor:
     size = -(-size // PAGE) * PAGE
     memory = torch.empty(size + PAGE, dtype=torch.uint8)
     memory = memory[-memory.data_ptr() % PAGE :][:size]
-    if sys.platform == "linux":  # refused, it lies in small ones
+    if sys.platform == "linux":  # if Linux refuses, small pages are used
         madvise = ctypes.CDLL(None).madvise
         madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(size), MADV_HUGEPAGE)
     return memory
 
 
 NativeDType = Literal["float32", "bfloat16", "int8"]
-PACKED: dict[str, int] = {"float32": 1, "bfloat16": 2, "int8": 4}  # in 4 bytes
+PACKED: dict[str, int] = {"float32": 1, "bfloat16": 2, "int8": 4}  # weights in 4 bytes
 MAX_DUOS, MAX_WEIGHT = 512, 2047  # csrc/integers.h
-MAX_HEAD_DIM = 2**13  # each thread has room for hundreds of queries (csrc/attention.h)
-CHECKED = 2**28  # activations of a step that are compared with the machine's memory
+MAX_HEAD_DIM = 2**13  # buffers of a thread hold hundreds of queries (csrc/attention.h)
+CHECKED = 2**28  # activations of a step above which memory is checked
 HIGHEST_GAIN = 3  # times the median: 1.6 at most in the bundled worlds, 14 in SmolLM2
 
 
@@ -61,10 +61,10 @@ def has_kernels(config: ModelConfig) -> bool:
 
 
 def has_outliers(model: Transformer) -> bool:
-    """Tell whether a gain of a norm stands out, as those of trained language models do.
+    """Return whether some gain of a norm stands out, as in trained language models.
 
-    A row of activations with such a number, rounded to 7 bits, keeps little of the others. Largest
-    and median are found by comparisons, so every processor tells the same.
+    A row of activations with such a value keeps little of the others in 7 bits. Maximum and median
+    are found by comparisons, so the result is the same on all processors.
     """
     norms: list[Any] = [model.model.norm]
     for block in model.model.blocks:
@@ -74,11 +74,11 @@ def has_outliers(model: Transformer) -> bool:
 
 
 class NativeWeights:
-    """Copies of a model's weights in blocks, and the record that points to them, or ValueError.
+    """Copies of a model's weights in blocks, and the record that points to them; or ValueError.
 
     Args:
         block: columns of a block (csrc/kernels.h).
-        use_up: empty each layer of the model once it is copied, so that both never are whole.
+        use_up: empty each layer of the model after copying it, so that two copies never coexist.
     """
 
     def __init__(
@@ -87,20 +87,20 @@ class NativeWeights:
         self.config = config = model.config
         if not has_kernels(config):
             raise ValueError(
-                "our kernels have no cross-attention, position table or exact GELU in MLPs, and "
-                f"heads of at most {MAX_HEAD_DIM} numbers, got {config.head_dim}"
+                "native kernels do not support cross-attention, position tables, exact GELU "
+                f"or head_dim above {MAX_HEAD_DIM}, got {config.head_dim}"
             )
         if weights == "int8" and (size := config.head_dim) > MAX_DUOS:
-            raise ValueError(f"our kernels need head_dim <= {MAX_DUOS} in int8, got {size}")
+            raise ValueError(f"native int8 kernels need head_dim <= {MAX_DUOS}, got {size}")
         self.weights, self.use_up, self.block = weights, use_up, block
-        # of embeddings, and of matrices unless they are rounded to int8
+        # of embeddings, and of matrices unless they are quantized to int8
         self.dtype = torch.float32 if weights == "float32" else torch.bfloat16
-        # of keys and values; whole numbers have a scale for each slot
+        # of keys and values; integers have a scale for each slot
         self.cache_dtype = torch.int16 if weights == "int8" else self.dtype
-        # what models that share a cache must have in common
+        # must be equal for models that share a cache
         self.cache_kind = config.num_layers, config.num_kv_heads, config.head_dim, self.cache_dtype
         self.weight_bytes = 4 // PACKED[weights]
-        self._two_digits = weights == "int8" and has_outliers(model)  # while the model is whole
+        self._two_digits = weights == "int8" and has_outliers(model)  # before the model is emptied
         self._pages = HugePages()
         self.layers = [self._layer(block) for block in model.model.blocks]
         self.record = self._record(model)
@@ -129,7 +129,7 @@ class NativeWeights:
         for name, parts in products.items():
             weights: list[Tensor] = [part.weight for part in parts]
             biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
-            if name == "gate_up":  # each of the two begins with a block of its own
+            if name == "gate_up":  # each half begins a new block
                 weights = [self._pad(weight, 0) for weight in weights]
                 biases = [self._pad(bias, 0) for bias in biases]
             found[name], found[f"{name}_scale"] = self._matrix(torch.cat(weights))
@@ -175,10 +175,11 @@ class NativeWeights:
         )
 
     def _matrix(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Put an (N, K) weight in blocks of outputs, padded with zeros: (N / block, K, block).
+        """Pack an (N, K) weight in blocks of outputs, padded with zeros: (N / block, K, block).
 
-        Of narrower types, `PACKED` weights of an output stand together: (N / block, K / 2, block,
-        2). Each block of int8 begins with what its sums begin with: activations are 64 too large.
+        In narrower types, `PACKED` weights of an output are adjacent: (N / block, K / 2, block, 2).
+        Each
+        block of int8 starts with the initial values of its sums: activations are 64 too large.
         """
         is_int8, packed = self.weights == "int8", PACKED[self.weights]
         weight = self._pad(self._pad(weight.detach().float(), 0), 1, 64 if is_int8 else self.block)

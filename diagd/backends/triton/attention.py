@@ -1,15 +1,15 @@
-"""Attention of a step's lanes over the cache, split over the keys; no mask is ever in memory.
+"""Attention of a step's lanes over the cache, split over the keys, without a mask in memory.
 
-A step has few lanes and thousands of keys, so each key head's slots are cut into parts, a program
-each: it applies the rule of visibility to the positions and steps that it holds anyway
-(`diagd.decoding.visibility.visible`), and keeps a running softmax. A second kernel joins the
-parts in float32, always in the same order, so a step repeats bit for bit. The query heads that
-share a key head are rows of one program: keys are read once for all of them.
+A step has few lanes and thousands of keys, so each key head's slots are split into parts, one per
+program: it evaluates the visibility rule from the positions and steps that it holds anyway
+(`diagd.decoding.visibility.visible`), and keeps a running softmax. A second kernel joins the parts
+in float32, in a fixed order, so a step is bit-reproducible. The query heads that share a key head
+are rows of one program: keys are read once for all of them.
 
 Before that, one launch rotates a step's queries and keys and stores keys and values in the cache.
 """
 
-# Triton is no requirement: where it is missing, nothing imports this module, nor can it be checked.
+# Triton is optional: without it, nothing imports this module, and it cannot be type-checked.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 
 from typing import NamedTuple
@@ -22,19 +22,19 @@ from torch import Tensor
 from diagd.decoding.visibility import EVERYTHING
 
 NUM_PROGRAMS = 256  # enough for the 108 to 142 multiprocessors of the GPUs we know
-MIN_PART = 128  # slots; what is shorter does not pay for being joined
-MAX_PARTS = 64  # what a program of the second kernel holds at once
+MIN_PART = 128  # slots; shorter parts do not pay for joining
+MAX_PARTS = 64  # limit of a program of the second kernel
 LOG2_E = 1.4426950408889634
 
 
-class Tiling(NamedTuple):  # of a program of the first kernel, so that nothing spills
+class Tiling(NamedTuple):  # of a program of the first kernel, sized to avoid spills
     rows: int  # query heads x lanes
     keys: int
 
 
 def tiling_of(num_rows: int, head_size: int, dtype: torch.dtype) -> Tiling:
-    """Choose the tiles for so many rows (query heads that share a key head x lanes)."""
-    if dtype == torch.float32:  # without tensor cores: all of a product is in registers
+    """Choose the tiles for `num_rows` rows (query heads that share a key head x lanes)."""
+    if dtype == torch.float32:  # without tensor cores: a whole product is in registers
         return Tiling(16, 16)
     if num_rows <= 16 or head_size > 128:
         return Tiling(16, 64)
@@ -85,13 +85,13 @@ def attend_part(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Attend to one part of the slots of one key head; programs are (rows, parts, heads).
+    """Attend to one part of the slots of one key head; the launch grid is (rows, parts, heads).
 
     Args:
         sums: (B, L, heads, parts, SIZE) float32, weighted values, to be divided by the total.
         tops: (B, L, heads, parts) float32, the largest score. totals: of the weights.
         query_strides, key_strides, value_strides: of batch, head and lane or slot.
-        position_stride, step_stride, held_stride, fed_stride: of batch; 0 where all are alike.
+        position_stride, step_stride, held_stride, fed_stride: of batch; 0 if shared.
         scale: of the scores, times log2(e).
     """
     part = tl.program_id(1)
@@ -130,7 +130,7 @@ def attend_part(
         score = tl.dot(looking, tl.trans(key), input_precision="ieee") * scale
         score = tl.where(sees, score, float("-inf"))
         new_top = tl.maximum(top, tl.max(score, 1))
-        level = tl.where(new_top == float("-inf"), 0.0, new_top)  # a lane that sees none so far
+        level = tl.where(new_top == float("-inf"), 0.0, new_top)  # a lane that has seen no slot yet
         weight = tl.exp2(score - level[:, None])
         shrink = tl.exp2(top - level)
         value = tl.load(
@@ -179,7 +179,7 @@ def attend_slots(
     fed_at: Tensor,
     window: int = EVERYTHING,
 ) -> Tensor:
-    """Attend to what `Seen(positions, steps, held, fed_at, window=window)` shows.
+    """Attend under the visibility of `Seen(positions, steps, held, fed_at, window=window)`.
 
     A lane that sees no slot gets zeros. Keys and values may be the first slots of larger buffers.
 
@@ -187,7 +187,7 @@ def attend_slots(
         queries: (B, heads, L, D), D at most 256.
         keys, values: (B, kv_heads, M, D) in the dtype of the queries; kv_heads divides heads.
         positions, steps: (B, L) int64, or (L,). held, fed_at: (B, M) int64, or (M,).
-        window: positions that a lane sees at most, its own included.
+        window: maximum positions that a lane sees, its own included.
 
     Returns:
         (B, heads, L, D), a view of (B, L, heads, D).
@@ -199,7 +199,7 @@ def attend_slots(
     tiles = triton.cdiv(group * num_lanes, tiling.rows)
     part_slots = part_size(num_slots, tiles * batch * kv_heads, tiling.keys)
     num_parts = triton.cdiv(num_slots, part_slots)
-    queries, keys, values = (  # within a head, one number after another
+    queries, keys, values = (  # contiguous within a head
         t if t.stride(-1) == 1 else t.contiguous() for t in (queries, keys, values)
     )
     rule = [
@@ -282,7 +282,7 @@ def store_head(
     HALF: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Rotate or copy one head of one lane; programs are (lanes, heads of all three, batch)."""
+    """Rotate or copy a head of a lane; the launch grid is (lanes, heads of all three, batch)."""
     lane = tl.program_id(0)
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     pairs = tl.arange(0, WIDTH)
@@ -326,14 +326,14 @@ def rotate_and_store(
     value_cache: Tensor,
     first: int = 0,
 ) -> Tensor:
-    """Store keys and values at slots; rotate keys and queries as `diagd.models.rotary.rotate` does.
+    """Store keys and values at slots; rotate keys and queries like `diagd.models.rotary.rotate`.
 
     Args:
         queries: (B, heads, L, D). keys, values: (B, kv_heads, L, D), each head contiguous.
         cosines, sines: (B, L, D / 2) or (L, D / 2). slots: (B, L) int64, or (L,); only scratch may
             repeat.
         key_cache, value_cache: (S, kv_heads, slots, D) in the dtype of the queries.
-        first: the sequence of the cache that the first batch row is.
+        first: sequence of the cache for the first batch row.
 
     Returns:
         The rotated queries, (B, heads, L, D), a view of (B, L, heads, D).

@@ -1,6 +1,6 @@
-"""Load the Triton kernels, and hold them against PyTorch's functions before anybody trusts them.
+"""Load the Triton kernels, and compare them with PyTorch's functions before they are used.
 
-Triton compiles them where they run, for that GPU, when they are first called.
+Triton compiles them on their first call, for the GPU in use.
 """
 
 import importlib
@@ -21,10 +21,10 @@ from diagd.models.config import ModelConfig
 from diagd.models.rotary import rotate
 from diagd.models.transformer import Transformer
 
-MIN_CAPABILITY = (8, 0)  # for which they are compiled in the tests, and 9.0 and 12.0
+MIN_CAPABILITY = (8, 0)  # compiled for in the tests, like 9.0 and 12.0
 MAX_HEAD_DIM = 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-LANES = (1, 5, 33)  # of the steps tried: each size of a tile
+LANES = (1, 5, 33)  # lanes of the steps tested: each tile size
 
 
 class Kernels(NamedTuple):
@@ -47,27 +47,27 @@ class Kernels(NamedTuple):
 
 def why_not_on(device: torch.device) -> str | None:
     if device.type != "cuda":
-        return f"it needs --device cuda, got {device}"
+        return f"device must be cuda, got {device}"
     if find_spec("triton") is None:
-        return "Triton is not installed; torch's CUDA builds for Linux bring it"
+        return "Triton is not installed; torch's CUDA builds for Linux include it"
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
         needed, given = (".".join(map(str, one)) for one in (MIN_CAPABILITY, capability))
-        return f"it needs a GPU of capability {needed} or more, got {given}"
+        return f"GPU capability must be at least {needed}, got {given}"
     return None
 
 
 def why_not(model: Transformer) -> str | None:
     if model.dtype not in DTYPES:
-        return f"it needs float32, bfloat16 or float16, got {model.dtype}"
+        return f"dtype must be float32, bfloat16 or float16, got {model.dtype}"
     if model.config.head_dim > MAX_HEAD_DIM:
-        return f"it needs heads of at most {MAX_HEAD_DIM} numbers, got {model.config.head_dim}"
+        return f"head_dim must be at most {MAX_HEAD_DIM}, got {model.config.head_dim}"
     return why_not_on(model.device)
 
 
 @cache
 def load_kernels(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Kernels:
-    """Return the kernels, tried on a device with heads of a model's size, or raise OSError."""
+    """Return the kernels, tested on a device with heads of a model's size, or raise OSError."""
     triton = importlib.import_module("triton")
     attention = importlib.import_module("diagd.backends.triton.attention")
     sampling = importlib.import_module("diagd.backends.triton.sampling")
@@ -78,16 +78,16 @@ def load_kernels(config: ModelConfig, dtype: torch.dtype, device: torch.device) 
         _check_attention(kernels, config, like)
         check_draws(kernels.sample, min(config.vocab_size, 5000), dtype, device)
     except ValueError as error:
-        raise OSError(f"the Triton kernels are wrong here ({error})") from None
+        raise OSError(f"Triton kernels failed their test ({error})") from None
     except (triton.TritonError, RuntimeError, subprocess.CalledProcessError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise OSError(f"the Triton kernels do not run here ({reason})") from None
+        raise OSError(f"Triton kernels do not run here ({reason})") from None
     return kernels
 
 
 @torch.inference_mode()
 def _check_attention(kernels: Kernels, config: ModelConfig, like: Tensor) -> None:
-    """Attend in slots without order, some unwritten, through views of larger buffers."""
+    """Attend in unordered slots, some unwritten, through views of larger buffers."""
     generator = torch.Generator().manual_seed(0)
     num_slots, kv_heads, size = 160, config.num_kv_heads, config.head_dim
     cached = torch.randn(2, 2, kv_heads, num_slots + 7, size, generator=generator)
@@ -101,16 +101,16 @@ def _check_attention(kernels: Kernels, config: ModelConfig, like: Tensor) -> Non
         positions = torch.randint(0, num_slots - 9, (2, lanes), generator=generator)
         steps = torch.randint(0, 9, (2, lanes), generator=generator)
         rule = [one.to(like.device) for one in (positions, steps, held.clamp(min=-1), fed_at)]
-        # of all, of many and of few
+        # visible to all, to many and to few
         seen = Seen(rule[0], rule[1], rule[2], rule[3], window=num_slots // lanes)
         expected = attend(queries.double(), keys.double(), values.double(), seen.mask())
         found = kernels.attend(queries, keys, values, seen)
-        _check_close("attention is", found, expected, values)
+        _check_close("attention differs by", found, expected, values)
 
 
 @torch.inference_mode()
 def _check_store(kernels: Kernels, config: ModelConfig, like: Tensor) -> None:
-    """Store the parts of merged projections at slots without order."""
+    """Store the parts of merged projections at unordered slots."""
     lanes, num_slots = 5, 9
     heads = config.num_heads, config.num_kv_heads, config.num_kv_heads
     generator = torch.Generator().manual_seed(0)
@@ -127,19 +127,19 @@ def _check_store(kernels: Kernels, config: ModelConfig, like: Tensor) -> None:
     for row in range(2):
         expected[0, 1 + row, :, slots[row]] = rotate(keys.double(), *wide)[row].to(like)
         expected[1, 1 + row, :, slots[row]] = values[row]
-    _check_close("rotated keys are", rotated, rotate(queries.double(), *wide), parts)
-    _check_close("rotated keys are", buffers, expected, parts)
+    _check_close("rotated keys differ by", rotated, rotate(queries.double(), *wide), parts)
+    _check_close("rotated keys differ by", buffers, expected, parts)
 
 
 def _check_close(what: str, found: Tensor, expected: Tensor, numbers: Tensor) -> None:
     error = (found - expected).abs().max().item()
     allowed = 8 * torch.finfo(found.dtype).eps * numbers.abs().max().item()
-    if not error <= allowed:  # NaN, too
-        raise ValueError(f"{what} {error:.2g} away, allowed {allowed:.2g}")
+    if not error <= allowed:  # also for NaN
+        raise ValueError(f"{what} {error:.2g}, allowed {allowed:.2g}")
 
 
 class TritonModel(ModelWrapper[Transformer]):
-    """A `Transformer` on CUDA, its steps with our kernels; OSError where those do not run."""
+    """A `Transformer` on CUDA with our kernels; OSError if they do not run there."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__(model)
@@ -151,7 +151,7 @@ class TritonModel(ModelWrapper[Transformer]):
         if seen.is_plain:
             attend, near = self.kernels.attend, seen.within(self.model.config.sliding_window)
             named["attends"] = partial(attend, seen=seen), partial(attend, seen=near)
-            if not torch.compiler.is_compiling():  # what is compiled is fused there
+            if not torch.compiler.is_compiling():  # compiled code fuses it there
                 named["store"] = self.kernels.store
         return self.model.forward(tokens, positions, slots, seen, *rest, **named)
 

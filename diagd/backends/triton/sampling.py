@@ -1,12 +1,12 @@
-"""Draw tokens in one kernel: no sort, no noise in memory, no logits written a second time.
+"""Sample tokens in one kernel: no sort, no noise in memory, logits written once.
 
-A program draws one lane's token, the one that `diagd.decoding.sampling.sample` draws. Top-k keeps
-what is not below the k-th largest logit, which is found bit by bit. Top-p needs no ranking: the
-best of score + noise is drawn from all; if the mass before it says that it is not kept, neither is
-what comes behind it, and the best of those before it is drawn instead.
+A program samples one lane's token, the same as `diagd.decoding.sampling.sample`. Top-k keeps logits
+not below the k-th largest, which is found bit by bit. Top-p needs no ranking: the best of score +
+noise is drawn from all ids; if the mass before it excludes it, everything after it is excluded too,
+and the best of those before it is drawn instead.
 """
 
-# Triton is no requirement: where it is missing, nothing imports this module, nor can it be checked.
+# Triton is optional: without it, nothing imports this module, and it cannot be type-checked.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diagd.decoding import sampling
 
-MOST_IDS = 2048  # that a program looks at at a time
+MAX_IDS = 2048  # processed at once by a program
 _PLACES = ["frames", "rows", "columns", "drawn"]
 UNDRAWN: tl.constexpr = tl.constexpr(sampling.UNDRAWN)
 
@@ -54,7 +54,7 @@ def _scores(logits, ids, low, high, temperature, SAMPLED: tl.constexpr):
     scores = tl.load(logits + ids, mask=valid, other=float("-inf")).to(tl.float32)
     if SAMPLED:
         scores = tl.div_rn(scores, temperature)
-    return tl.where(scores == 0, 0.0, scores)  # no -0, which is another number to `_ordered`
+    return tl.where(scores == 0, 0.0, scores)  # no -0, which `_ordered` treats as another number
 
 
 @triton.jit
@@ -93,10 +93,10 @@ def draw_token(
     EXCLUSIVE: tl.constexpr,
     IDS: tl.constexpr,
 ):
-    """Draw the token of a lane of a batch row; programs are (lanes, batch).
+    """Sample the token of a lane of a batch row; the launch grid is (lanes, batch).
 
     Args:
-        logits: (B, L, V), ids side by side. places: (height, width, 2) int64, or unused.
+        logits: (B, L, V), contiguous ids. places: (height, width, 2) int64, or unused.
         drawn: (B, L) int64.
         low, high: the valid ids, unless BY_PLACE.
     """
@@ -114,12 +114,12 @@ def draw_token(
     broken = tl.zeros((IDS,), tl.int32)
     for start in range(low, high, IDS):
         scores = _scores(logits, start + block, low, high, temperature, SAMPLED)
-        broken |= (scores < float("inf")).to(tl.int32) ^ 1  # NaN, too
+        broken |= (scores < float("inf")).to(tl.int32) ^ 1  # also for NaN
         tops = tl.maximum(tops, scores)
     top = tl.max(tops, 0)
     is_broken = (tl.max(broken, 0) > 0) | (top == float("-inf"))
 
-    threshold = tl.full((), 0, tl.uint32)  # of `_ordered` scores, what is kept by top-k
+    threshold = tl.full((), 0, tl.uint32)  # in `_ordered` scores, the limit of top-k
     if TOP_K:
         digit = tl.full((), 0x80000000, tl.uint32)
         for _ in range(32):
@@ -198,7 +198,7 @@ def draw(
     top_p: float,
     exclusive_top_p: bool,
 ) -> Tensor:
-    """Draw one token a lane; `diagd.decoding.sampling.sample` with its options spelt out.
+    """Sample one token per lane, like `diagd.decoding.sampling.sample` with its options expanded.
 
     Args:
         places: (height, width, 2) int64, the valid ids of each place; None: [low, high).
@@ -229,7 +229,7 @@ def draw(
             TOP_K=top_k > 0,
             TOP_P=top_p < 1,
             EXCLUSIVE=exclusive_top_p,
-            IDS=min(MOST_IDS, triton.next_power_of_2(high - low)),
+            IDS=min(MAX_IDS, triton.next_power_of_2(high - low)),
             num_warps=8,
             enable_fp_fusion=False,  # each operation rounds, as in PyTorch
         )

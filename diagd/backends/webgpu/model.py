@@ -1,7 +1,8 @@
-"""Decode a Transformer on any GPU by WebGPU: steps are recorded, and a frame is one submission.
+"""Decode a Transformer on any GPU by WebGPU: steps are recorded, and submitted once per frame.
 
-The shaders (`decoder.wgsl`) take a step in 4 * layers + 3 dispatches, activations in float32. What
-they draw stays on the device: `Buffers.tokens` fetches it when somebody reads it.
+The shaders (`decoder.wgsl`) need 4 * layers + 3 dispatches per step, with float32 activations.
+Sampled
+tokens stay on the device: `Buffers.tokens` fetches them when read.
 """
 
 import importlib
@@ -35,12 +36,12 @@ from diagd.models.attention import check_cache_fits, check_sizes
 from diagd.models.rotary import grid_coordinates
 from diagd.models.transformer import Transformer, shape_of
 
-FIELDS = 10  # of a lane before the cosines and sines of its position, as in the shader
-WGPU = Any  # an object of the optional package `wgpu`, which is not typed here
+FIELDS = 10  # fields of a lane before the cosines and sines of its position, as in the shader
+WGPU = Any  # object of the optional package `wgpu`, which is not typed here
 
 
 class Device:
-    """This machine's GPU, with as much memory as it gives; OSError where there is none."""
+    """This machine's GPU, with its maximum limits; OSError if there is none."""
 
     def __init__(self) -> None:
         require("backend webgpu", "wgpu")
@@ -48,7 +49,7 @@ class Device:
         try:
             adapter = gpu.request_adapter_sync(power_preference="high-performance")
         except RuntimeError as error:
-            raise OSError(f"wgpu finds no GPU ({error})") from None
+            raise OSError(f"no GPU found by wgpu ({error})") from None
         sizes = ("max-buffer-size", "max-storage-buffer-binding-size")
         limits = {name: adapter.limits[name] for name in sizes}
         self.device: WGPU = adapter.request_device_sync(required_limits=limits)
@@ -71,7 +72,7 @@ class Device:
         return self.device.create_compute_pipeline(layout=self._whole, compute=stage)
 
     def bind(self, buffers: dict[str, WGPU]) -> WGPU:
-        """Make a group of the buffers of `SHARED` or `OWN`."""
+        """Make a bind group of the buffers of `SHARED` or `OWN`."""
         entries: list[dict[str, Any]] = []
         for name, buffer in buffers.items():
             size = UNIFORM if name == "tasks" else buffer.size
@@ -90,32 +91,32 @@ class Device:
 open_device = cache(Device)
 
 
-Task = RECORDS["Task"]  # one step, as the shaders read it
+Task = RECORDS["Task"]  # one step, in the shaders' format
 
 
 class Batch(NamedTuple):
-    """The steps of one submission, and the buffers that it begins with."""
+    """The steps of one submission, and the initial contents of its buffers."""
 
     tasks: list[Structure]
-    lanes: Tensor  # int32: (lanes of all steps, 10 + head_dim), then a mask where there is one
+    lanes: Tensor  # int32: (lanes of all steps, 10 + head_dim), then a mask if there is one
     memory: Tensor  # int32: tokens, held, fed_at, seeds
     draws: bool
 
     @property
-    def capacity(self) -> int:  # rows of a step at most
+    def capacity(self) -> int:  # maximum rows of a step
         return max(task.rows for task in self.tasks)
 
     def records(self) -> bytes:
-        """Return the tasks as the shaders read them, each `UNIFORM` bytes behind the one before."""
+        """Return the tasks in the shaders' format, each `UNIFORM` bytes after the one before."""
         for task in self.tasks:
             task.capacity = self.capacity
         return b"".join(bytes(task).ljust(UNIFORM, b"\0") for task in self.tasks)
 
 
 class WebGPUCache:
-    """Keys and values on the device, and the buffers that a stream's dispatches share.
+    """Keys and values on the device, and the buffers shared by a stream's dispatches.
 
-    Those are made anew where they are too small.
+    The latter are reallocated when they are too small.
     """
 
     def __init__(self, model: "WebGPUModel", num_slots: int) -> None:
@@ -132,7 +133,7 @@ class WebGPUCache:
         self.shared_group: WGPU = None
 
     def write(self, arena: int, **contents: bytes) -> None:
-        """Send bytes to the shared buffers, and have so many in the arena."""
+        """Upload bytes to the shared buffers, and make room for `arena` numbers."""
         for name, kind in SHARED.items():
             size = arena if name == "arena" else len(contents[name])
             if name not in self._shared or self._shared[name].size < size:
@@ -144,14 +145,14 @@ class WebGPUCache:
             self._device.queue.write_buffer(self._shared[name], 0, data)
 
     def read(self, name: str, dtype: torch.dtype, start: int, count: int) -> Tensor:
-        """Wait for all that was submitted; return numbers of a shared buffer, (count,)."""
+        """Wait for all submissions; return numbers of a shared buffer, (count,)."""
         size = dtype.itemsize
         data = self._device.queue.read_buffer(self._shared[name], start * size, count * size)
         return torch.frombuffer(bytearray(data), dtype=dtype)
 
 
 class WebGPUBuffers(Buffers):
-    """Buffers whose tokens are fetched from the device when somebody reads them."""
+    """Buffers whose tokens are fetched from the device when they are read."""
 
     tokens_here: Tensor
     recorded: "Recorded | None" = None
@@ -169,7 +170,7 @@ class WebGPUBuffers(Buffers):
 
 
 class Recorded:
-    """Steps that wait for their submission, under one state of the slots."""
+    """Steps waiting for submission, under one state of the slots."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -188,7 +189,7 @@ class Recorded:
         rules = rules_of(drawing.sampling, model.vocab_size)
         slots = tokens.shape[1]
         lanes = Lanes.of(torch.cat([lanes[:, 0] for lanes, _ in self.steps], 1))
-        # positions may be beyond int32; only their order counts, but in a table
+        # positions may exceed int32; only their order matters, except in a table
         base = int(self.held.max()) if model.relative_positions else 0
         fields = [lanes.positions - base, *lanes[1:8]]
         fields += drawing.ranges.at(lanes.rows, lanes.columns).unbind()
@@ -206,10 +207,10 @@ class Recorded:
 
 
 class WebGPUModel(CausalModel):
-    """A `Transformer` behind the same protocol, its weights copied to a GPU, maybe as 8 bits.
+    """A `Transformer` behind the same protocol, its weights copied to a GPU, optionally as int8.
 
-    It decodes one sequence at a time; more are refused. Tokens, masks and logits are on the CPU.
-    Draws are those of `sample` but for rounding.
+    It decodes one sequence at a time. Tokens, masks and logits are on the CPU. Draws equal those of
+    `sample` except for rounding.
     """
 
     def __init__(self, model: Transformer, int8: bool = False) -> None:
@@ -241,7 +242,7 @@ class WebGPUModel(CausalModel):
         check_sizes(batch_size, num_slots, context)
         if batch_size > 1:
             raise ValueError(
-                f"backend webgpu decodes one sequence at a time, got {batch_size}: choose another "
+                f"backend webgpu decodes one sequence at a time, got {batch_size}: use another "
                 "--backend for batches and guidance"
             )
         return WebGPUCache(self, num_slots)
@@ -256,7 +257,7 @@ class WebGPUModel(CausalModel):
 
         def run(lanes: Tensor, num_slots: int, _first: int = 0) -> None:
             if buffers.recorded is None or not buffers.recorded.fits(step):
-                _ = buffers.tokens  # what was recorded runs now
+                _ = buffers.tokens  # recorded steps run now
                 buffers.recorded = Recorded(step)
             reach = min(whole_blocks(num_slots, BLOCK), buffers.held.shape[1])
             buffers.recorded.steps.append((lanes, reach))
@@ -309,7 +310,7 @@ class WebGPUModel(CausalModel):
     def lanes_of(
         self, fields: list[Tensor], positions: Tensor, coordinates: Tensor | None
     ) -> Tensor:
-        """Return (L, 10 + head_dim) int32: fields (L,) int64, and how a head is turned."""
+        """Return (L, 10 + head_dim) int32: fields (L,) int64, and the rotation of a head."""
         if self._rotary is None:
             ones = torch.ones(len(positions), self.config.head_dim // 2)
             turns = torch.cat([ones, torch.zeros_like(ones)], -1)

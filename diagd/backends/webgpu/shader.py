@@ -1,6 +1,6 @@
-"""The text of the shaders for a model's sizes, and its weights as they read them.
+"""The source of the shaders for a model's sizes, and its weights in their format.
 
-Everything here is text and bytes, so a browser can run the same.
+Everything here is text and bytes, so browsers can run it as well.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from diagd.models.attention import SwiGLU
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 
-UNIFORM = 256  # bytes from one step's record to the next, as every device can
-# The two groups of buffers that all shaders see: one of a stream, one of a dispatch.
+UNIFORM = 256  # bytes between the records of steps, supported by every device
+# The two bind groups of all shaders: one per stream, one per dispatch.
 SHARED = {"tasks": "uniform", "lanes": "read-only-storage", "memory": "storage", "arena": "storage"}
 OWN = {"matrix": "read-only-storage", "vector": "read-only-storage", "cache": "storage"}
-TILES = (1, 4, 16)  # rows that a workgroup multiplies at once
+TILES = (1, 4, 16)  # rows multiplied at once by a workgroup
 COLUMNS = 32  # columns of a tile, as in the shader
 MAX_HEAD_DIM = 256  # threads of a workgroup
 _BFLOAT16 = (
@@ -27,7 +27,7 @@ _BFLOAT16 = (
     "bitcast<vec4f>(vec4u(w.x << 16u, w.x & 0xffff0000u, w.y << 16u, w.y & 0xffff0000u)); }"
 )
 _AS_WEIGHTS = "\nfn embedded(at: u32) -> vec4f { return unpack(matrix[at]); }"
-UNPACK = {  # four numbers as they are stored, and how they become float32; so of embeddings
+UNPACK = {  # four stored numbers, and their conversion to float32; also for embeddings
     torch.float32: "alias Packed = vec4f;\nfn unpack(w: vec4f) -> vec4f { return w; }"
     + _AS_WEIGHTS,
     torch.float16: "alias Packed = vec2u;\nfn unpack(w: vec2u) -> vec4f "
@@ -42,24 +42,24 @@ UNPACK = {  # four numbers as they are stored, and how they become float32; so o
 
 
 def check_shape(config: ModelConfig, dtype: torch.dtype) -> None:
-    """Raise ValueError where the shaders cannot run a model."""
+    """Raise ValueError if the shaders do not support a model."""
     if config.context_size or config.position_table:
-        raise ValueError("backend webgpu has no cross-attention and no position table")
+        raise ValueError("backend webgpu does not support cross-attention or a position table")
     if config.mlp == "exact_gelu":
-        raise ValueError("backend webgpu has no exact GELU in MLPs")
+        raise ValueError("backend webgpu does not support exact GELU in MLPs")
     if config.head_size or config.head_norm:
-        raise ValueError("backend webgpu has no layer before the output layer, no norms by head")
+        raise ValueError("backend webgpu does not support head_size or head_norm")
     for name in ("hidden_size", "intermediate_size", "head_dim"):
         if (size := getattr(config, name)) % 4:
             raise ValueError(f"backend webgpu needs {name} to be a multiple of 4, got {size}")
     if (size := config.head_dim) > MAX_HEAD_DIM:
         raise ValueError(f"backend webgpu needs head_dim to be at most {MAX_HEAD_DIM}, got {size}")
     if dtype not in UNPACK:
-        raise ValueError(f"backend webgpu has no weights in {dtype}")
+        raise ValueError(f"backend webgpu does not support weights in {dtype}")
 
 
 def shader_of(config: ModelConfig, dtype: torch.dtype) -> str:
-    """Return the text for weights of a dtype; `ROWS` of a tile is left out."""
+    """Return the source for weights of a dtype; `ROWS` of a tile is left out."""
     sizes = {
         "HIDDEN": config.hidden_size,
         "INTERMEDIATE": config.intermediate_size,
@@ -90,7 +90,7 @@ class Dispatch(NamedTuple):
 
 
 def dispatches_of(config: ModelConfig) -> list[Dispatch]:
-    """Return the dispatches of a step, in order; the last one draws."""
+    """Return the dispatches of a step, in order; the last one samples."""
     sizes = config.intermediate_size, config.hidden_size, config.vocab_size
     inner, hidden, vocab = (-(-size // COLUMNS) for size in sizes)
     heads = config.num_heads + 2 * config.num_kv_heads
@@ -108,21 +108,21 @@ def dispatches_of(config: ModelConfig) -> list[Dispatch]:
 
 
 def row_floats(config: ModelConfig) -> int:
-    """Return the floats of activations for each row; logits stand last."""
+    """Return the floats of activations per row; logits come last."""
     projected = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
     stream = (2 + config.num_heads) * config.hidden_size
     return stream + projected + config.intermediate_size + config.vocab_size
 
 
-class Weights(NamedTuple):  # that one dispatch multiplies
-    matrix: Tensor  # (K / 4, N, 4): four weights of an output stand together
-    vector: Tensor  # float32, what is added, and more (see the shader)
+class Weights(NamedTuple):  # of one dispatch
+    matrix: Tensor  # (K / 4, N, 4): four weights of an output are adjacent
+    vector: Tensor  # float32, added to the product, and more (see the shader)
 
 
 def weights_of(model: Transformer, dtype: torch.dtype) -> dict[str, Weights]:
     """Return the weights of each kind of dispatch; those of layers are called `attend 0`.
 
-    Of int8, the embeddings are bfloat16, and each column of a matrix has a scale.
+    In int8, embeddings are bfloat16, and each column of a matrix has a scale.
     """
     stack, config = model.model, model.config
     table = stack.embed_positions
@@ -164,9 +164,9 @@ def _product(
     before: Sequence[Tensor] = (),
     after: Sequence[Tensor] = (),
 ) -> Weights:
-    """Pack a matrix (N, K), and fold the bias of the norm before it into its own.
+    """Pack a matrix (N, K), and fold the bias of the norm before it into its own bias.
 
-    The norm's weight is folded into the matrix, or stands behind the scales of one of int8.
+    The norm's weight is folded into the matrix, or in int8 stored after its scales.
     """
     weight = weight.detach().float()
     gains, shift = getattr(norm, "weight", None), getattr(norm, "bias", None)
@@ -195,18 +195,18 @@ def _bias(linear: nn.Linear) -> Tensor:
 
 
 def describe_shaders(model: Transformer, places: dict[str, int]) -> tuple[dict[str, Any], bytes]:
-    """Return what webgpu.js needs beside the kernels, and the vectors of all weights.
+    """Return the input of webgpu.js besides the kernels, and the vectors of all weights.
 
-    The kernels tell which lanes a frame feeds (native/csrc/wasm/world.cpp); 8-bit matrices are
-    taken from the world's file, where they begin at `places`, in blocks (native/weights.py).
+    The kernels choose the lanes of a frame (native/csrc/wasm/world.cpp); 8-bit matrices are read
+    from the world's file, starting at `places`, in blocks (native/weights.py).
     """
     config = model.config
     check_shape(config, torch.int8)
     vectors, weights = [], []
     for name, (matrix, vector) in weights_of(model, torch.int8).items():
-        shape: list[Any] = list(matrix.shape)  # of embeddings in bfloat16, a row for each id
+        shape: list[Any] = list(matrix.shape)  # in bfloat16 embeddings, a row per id
         if name != "embed":
-            is_two = name.startswith("expand") and config.mlp == "swiglu"  # each padded to blocks
+            is_two = name.startswith("expand") and config.mlp == "swiglu"  # halves padded to blocks
             shape = [4 * len(matrix), [matrix.shape[1] // 2] * 2 if is_two else [matrix.shape[1]]]
         weights.append([name, places[name], shape, len(vector)])
         vectors.append(vector)

@@ -1,4 +1,4 @@
-"""ViZDoom, and its players, who see what is in the picture, and not the map."""
+"""ViZDoom, and players that see only the picture, not the map."""
 
 import contextlib
 import random
@@ -16,8 +16,8 @@ from diagd.data.recorders.options import RecordOptions
 from diagd.extras import require
 
 NEAR_DEPTH = 9  # of 255: about one stride from a wall
-AIM = 0.05  # offset at which even a narrow monster is shot at
-WORTH_FETCHING = 0.0004  # area of a thing that is near enough
+AIM = 0.05  # offset within which even a narrow monster is shot at
+WORTH_FETCHING = 0.0004  # area above which a thing is near enough to fetch
 ASIDE = 0.3  # offset of about two frames of turning
 
 Moves = Sequence[tuple[str, int, int, float]]  # action, shortest and longest hold, weight
@@ -45,14 +45,14 @@ DODGES: Moves = (("strafe_left", 2, 4, 1), ("strafe_right", 2, 4, 1), ("none", 1
 
 @dataclass(frozen=True)
 class Sight:
-    offset: float  # of its middle: -1 at the left edge of the picture, 1 at the right one
+    offset: float  # of its centre: -1 at the left edge of the picture, 1 at the right
     width: float  # as a share of the picture's
     area: float  # as a share of the picture's; larger is nearer
 
 
 @dataclass(frozen=True)
 class View:
-    """A frame, as a player sees it."""
+    """A frame as a player sees it."""
 
     depth: np.ndarray  # (H_px, W_px) uint8, 0 near, 255 far
     monsters: Sequence[Sight] = ()  # alive
@@ -61,24 +61,24 @@ class View:
 
 @dataclass(frozen=True)
 class Style:
-    """How one plays; turning away from walls before facing them is everybody's."""
+    """A style of play; all styles turn away before facing a wall."""
 
     moves: Moves = ROAMS
-    dodges: Moves = ()  # of who shoots at monsters and fetches things; the others only walk about
-    dodging: float = 0.1  # how often it dodges where it could shoot
+    dodges: Moves = ()  # for styles that hunt and fetch; the others only walk
+    dodging: float = 0.1  # how often to dodge instead of shooting
 
 
 PLAYERS = {
     "explorer": Style(WALKS),
-    "roamer": Style(),  # steps aside and fires, too, whether or not there is a target
+    "roamer": Style(),  # steps aside and fires as well, with or without a target
     "hunter": Style(dodges=DODGES),
-    # holds its fire about as long as it shoots: from it one learns what shots do
+    # holds fire about as long as it shoots, to show the effect of shots
     "sentry": Style(dodges=(*DODGES, ("none", 4, 10, 2)), dodging=0.2),
 }
 
 
 class Player:
-    """Plays in a style; who hunts is distracted now and then, for variety."""
+    """Plays in a style; hunters are distracted at random, for variety."""
 
     def __init__(self, style: Style, seed: int) -> None:
         self.style, self.random = style, random.Random(seed)
@@ -149,21 +149,21 @@ BUTTONS = {
 WALKING = ActionVocabulary(("none", "forward", "left", "right", "forward+left", "forward+right"))
 _ARMED = "strafe_left", "strafe_right", "attack", "attack+left", "attack+right", "attack+forward"
 ACTIONS = ActionVocabulary((*WALKING.names, *_ARMED))
-DRAWING_TICS = 40  # to put a weapon away and draw another
-PICKUPS = ("Health", "Armor", "Ammo", "Weapon", "Powerup")  # as ViZDoom calls kinds of objects
+DRAWING_TICS = 40  # to switch weapons
+PICKUPS = ("Health", "Armor", "Ammo", "Weapon", "Powerup")  # ViZDoom's object categories
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Settings of a scenario of the vizdoom package; None leaves its config as it is."""
+    """Settings of a scenario of the vizdoom package; None keeps its config."""
 
     config: str
     player: Style = PLAYERS["hunter"]
     actions: ActionVocabulary = ACTIONS
-    skill: int | None = None  # of the game, from 1, easy, to 5
-    level: str | None = None  # of a game that has several
+    skill: int | None = None  # difficulty, from 1 (easy) to 5
+    level: str | None = None  # for a game with several levels
     weapon: str | None = None  # in hand from the start
-    start_tics: int | None = None  # before an episode begins, in which monsters gather
+    start_tics: int | None = None  # before an episode starts, while monsters gather
 
 
 SCENARIOS = {
@@ -173,25 +173,25 @@ SCENARIOS = {
     "health_gathering_supreme": Scenario("health_gathering_supreme", skill=3),
     "deathmatch": Scenario("deathmatch", skill=1, weapon="chaingun", start_tics=410),
     "canyon": Scenario("freedoom2", skill=1, level="map10"),
-}  # others of the package are played as `Scenario(name)` says
+}  # other scenarios of the package use the defaults of `Scenario(name)`
 
 
 class DoomGame:
     """A scenario of ViZDoom, and its player."""
 
-    steps_per_second = Fraction(35)  # of the game's own clock
-    size_px: tuple[int, int] = (112, 192)  # (height_px, width_px) of the clips by default
+    steps_per_second = Fraction(35)  # the game's own clock
+    size_px: tuple[int, int] = (112, 192)  # default (height_px, width_px) of clips
 
     def __init__(self, game: Any, scratch: str, name: str, scenario: Scenario) -> None:
         self.game, self.scratch, self.scenario = game, scratch, scenario
         self.name = f"scenario {name!r}"
-        self.actions = scenario.actions  # the first one is doing nothing
+        self.actions = scenario.actions  # the first one is idle
 
     def start(self, seed: int) -> None:
-        """Start the game anew: in its next episode a weapon would go on bobbing as in this one."""
+        """Restart the game: in a next episode the weapon would continue its bobbing."""
         self.game.close()
         self.game.set_seed(seed)
-        with contextlib.chdir(self.scratch):  # the game leaves a folder where it is started
+        with contextlib.chdir(self.scratch):  # the game creates a folder where it starts
             self.game.init()
         self.player = Player(self.scenario.player, seed)
         if weapon := self.scenario.weapon:
@@ -203,7 +203,7 @@ class DoomGame:
         return self.player.choose(view_of(self.state))
 
     def press(self, action: str, steps: int) -> np.ndarray | None:
-        """Play for some game steps; return (H_px, W_px, 3) uint8, None where the episode ends."""
+        """Play some game steps; return (H_px, W_px, 3) uint8, or None if the episode ends."""
         if steps:
             words = action.split("+")
             self.game.make_action([word in words for word in BUTTONS], steps)
@@ -226,7 +226,7 @@ def view_of(state: Any) -> View:
 
 @contextlib.contextmanager
 def open_doom(options: RecordOptions) -> Iterator[DoomGame]:
-    """Open ViZDoom without a window; ValueError for a scenario or a player that there is not."""
+    """Open ViZDoom without a window; ValueError for an unknown scenario or player."""
     require("recording from ViZDoom", "vizdoom")
     import vizdoom
 
@@ -244,7 +244,7 @@ def open_doom(options: RecordOptions) -> Iterator[DoomGame]:
         game.load_config(str(config))
         game.set_window_visible(False)
         game.set_sound_enabled(False)
-        game.add_game_args("-nosound")  # else OpenAL starts all the same, and may end the game
+        game.add_game_args("-nosound")  # otherwise OpenAL starts anyway and may crash the game
         game.set_mode(vizdoom.Mode.PLAYER)
         game.set_screen_resolution(vizdoom.ScreenResolution.RES_400X225)
         game.set_screen_format(vizdoom.ScreenFormat.RGB24)

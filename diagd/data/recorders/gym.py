@@ -1,7 +1,7 @@
-"""Games with the interface of Gymnasium, played at random or by the user's own player.
+"""Games with Gymnasium's interface, played at random or by the user's own player.
 
-A player is a class, or a function, called with the environment and a random generator when a clip
-begins; it returns a function from an observation to the name of an action.
+A player is a class or a function, called with the environment and a random generator at the start
+of a clip; it returns a function from an observation to the name of an action.
 """
 
 import contextlib
@@ -28,19 +28,19 @@ from diagd.extras import require
 IDLE = "none"
 LONGEST_HOLD = 8  # frames for which the random player keeps an action
 LONGEST_SIDE_PX = 96
-MAX_RATE = 100_000  # steps a second
+MAX_RATE = 100_000  # steps per second
 _LIBRARIES = ("<frozen", *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 
 
 def ask(about: str, code: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """Call code of the user's own; all that it raises becomes one ValueError, which names it.
+    """Call the user's code; anything that it raises becomes one ValueError that names it.
 
-    The error ends with the kind of error and the line, the innermost that is of no library.
+    The error ends with its type and the innermost line that is not of a library.
     """
     try:
         return code(*given, **options)
     except Exception as error:
-        raised = (error.__cause__ or error).__traceback__  # make() raises its own of a TypeError
+        raised = (error.__cause__ or error).__traceback__  # make() wraps a TypeError
         lines = [one for one in traceback.extract_tb(raised) if one.filename != __file__]
         own = [one for one in lines if not one.filename.startswith(_LIBRARIES)] or lines
         place = "".join(f", {one.filename}:{one.lineno}" for one in own[-1:])
@@ -49,21 +49,21 @@ def ask(about: str, code: Callable[..., Any], *given: Any, **options: Any) -> An
 
 
 def random_actions(names: tuple[str, ...], rng: np.random.Generator) -> Iterator[str]:
-    """Choose any action and hold it for a while, as a thumb on a key does; without end."""
+    """Choose a random action and hold it for a while, as a player would; without end."""
     while True:
         action = names[rng.integers(len(names))]
         yield from itertools.repeat(action, int(rng.integers(1, LONGEST_HOLD + 1)))
 
 
 class GymGame:
-    """A Gymnasium environment, a fresh one for every episode, and its player; as `DoomGame`."""
+    """A Gymnasium environment, new for every episode, and its player; as `DoomGame`."""
 
     def __init__(
         self,
         make: Callable[[], Any],
         name: str,
         values: Mapping[str, Any] | None,  # by action; None: the environment's own names
-        # None: one that draws actions
+        # None: random actions
         new_player: Callable[[Any, np.random.Generator], Callable[[Any], str]] | None,
     ) -> None:
         self.make, self.name, self.new_player = make, name, new_player
@@ -79,14 +79,14 @@ class GymGame:
             raise ValueError(f"{name}: {rule}, got {brief(rate)}")
         self.steps_per_second = Fraction(float(rate)).limit_denominator(1001)
         self.observation, _ = self._call("reset", "observation, info", seed=0)
-        self.shape: tuple[int, ...] = ()  # of a picture, of all once there is one
+        self.shape: tuple[int, ...] = ()  # of the picture, the same for all
         self.size_px = suitable_size(*self._picture().shape[:2])
 
     def start(self, seed: int) -> None:
         self.close()
         self.env = ask(self.name, self.make)
         self.observation, _ = self._call("reset", "observation, info", seed=seed)
-        # not default_rng(seed), from which the environment draws, too
+        # not default_rng(seed), which the environment uses as well
         rng = np.random.default_rng((seed, 1))
         walk = random_actions(self.actions.names, rng)
         self.player = lambda _: next(walk)
@@ -98,12 +98,12 @@ class GymGame:
         if not isinstance(action, str) or action not in self.values:
             known = ", ".join(self.actions.names)
             raise ValueError(
-                f"{self.name}: the player said {brief(action)}, expected one of: {known}"
+                f"{self.name}: the player must return one of: {known}; got {brief(action)}"
             )
         return action
 
     def press(self, action: str, steps: int) -> np.ndarray | None:
-        """As `DoomGame.press`; nothing changes while an action of value None is pressed."""
+        """As `DoomGame.press`; the game waits while an action of value None is pressed."""
         value = self.values[action]
         parts = "observation, reward, terminated, truncated, info"
         for _ in range(0 if value is None else steps):
@@ -117,7 +117,7 @@ class GymGame:
         ask(self.name, self.env.close)
 
     def _call(self, method: str, parts: str, *given: Any, **options: Any) -> tuple[Any, ...]:
-        """Call a method that returns some parts, of which the last is a dict."""
+        """Call a method that returns several parts, the last one a dict."""
         found = ask(self.name, getattr(self.env, method), *given, **options)
         is_tuple = isinstance(found, tuple) and len(found) == len(parts.split())
         if not is_tuple or not isinstance(found[-1], Mapping):
@@ -127,26 +127,26 @@ class GymGame:
         return found
 
     def _picture(self) -> np.ndarray:
-        """Return a copy of what the game shows, for it may go on drawing there."""
+        """Return a copy of the picture, as the game may reuse its buffer."""
         picture = ask(self.name, self.env.render)
         shape, dtype = getattr(picture, "shape", ()), getattr(picture, "dtype", "")
         is_rgb = isinstance(picture, np.ndarray) and dtype == np.uint8 and shape[2:] == (3,)
         if not is_rgb or 0 in shape:
             found = f"{dtype} {shape}" if shape else type(picture).__name__
             rule = "(height, width, 3) uint8 picture"
-            raise ValueError(f"{self.name} renders no {rule}, but {found}")
+            raise ValueError(f"{self.name} must render a {rule}, got {found}")
         self.shape = self.shape or shape
         if shape != self.shape:
             sizes = f"{self.shape} and {shape}"
-            raise ValueError(f"{self.name} renders pictures of several sizes, {sizes}")
+            raise ValueError(f"{self.name} must render pictures of one size, got {sizes}")
         return picture.copy()
 
 
 def native(space: Any, value: Any) -> Any:
-    """Convert an action written by hand to what a space holds, also in the parts of a space.
+    """Convert a hand-written action to the type of a space, also in nested spaces.
 
-    Numbers and arrays are of its dtype; ValueError where that is not what was written. Texts and
-    graphs stay as they are.
+    Numbers and arrays get the space's dtype; ValueError if that changes a value. Texts and graphs
+    are kept.
     """
     from gymnasium import spaces
 
@@ -164,16 +164,16 @@ def native(space: Any, value: Any) -> Any:
     written = np.asarray(value)
     with np.errstate(all="ignore"):
         array = written.astype(space.dtype)
-    loss = 1e-2 if array.dtype.kind == "f" else 0  # digits that a float has not
+    loss = 1e-2 if array.dtype.kind == "f" else 0  # rounding error of a float
     if written.dtype.kind not in "biuf" or not np.allclose(array, written, loss, loss):
         raise ValueError(f"expected numbers of {space.dtype}, got {brief(value)}")
     return array if space.shape or isinstance(space, spaces.Box) else array[()]
 
 
 def own_actions(env: Any, name: str) -> dict[str, int | None]:
-    """Return the actions by the environment's own names, doing nothing first.
+    """Return the actions by the environment's own names, the idle action first.
 
-    Without an action that does nothing, `none` stands for not stepping it: the game waits.
+    If no action is idle, `none` means that the environment is not stepped: the game waits.
     """
     space, inner, numbers = env.action_space, env.unwrapped, {}
     listed = getattr(inner, "actions", None)
@@ -199,14 +199,14 @@ def own_actions(env: Any, name: str) -> dict[str, int | None]:
 
 
 def check_actions(env: Any, name: str, values: Mapping[str, Any]) -> None:
-    """Raise ValueError unless an environment accepts every value, and doing nothing is first."""
+    """Raise ValueError unless an environment accepts every value, and the first action is idle."""
     if next(iter(values), None) != IDLE:
         given = brief(list(values))
-        raise ValueError(f"{name}: the first action must be {IDLE!r}, doing nothing, got {given}")
+        raise ValueError(f"{name}: the first action must be {IDLE!r} (idle), got {given}")
     space = env.action_space
     for action, value in values.items():
         if not isinstance(action, str) or not re.fullmatch(r"[^\s,*()]+", action):
-            rule = "action names are written without spaces and , * ( )"
+            rule = "action names must not contain spaces or , * ( )"
             raise ValueError(f"{name}: {rule}, got {brief(action)}")
         try:
             fits = value is None or ask(name, space.contains, native(space, value))
@@ -214,7 +214,7 @@ def check_actions(env: Any, name: str, values: Mapping[str, Any]) -> None:
             fits = False
         if not fits:
             raise ValueError(
-                f"{name} does not take {brief(value)} for {action!r}, expected one of {space}"
+                f"{name} does not accept {brief(value)} for {action!r}, expected one of {space}"
             )
 
 
@@ -227,13 +227,13 @@ def suitable_size(height_px: int, width_px: int) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def open_gym(options: RecordOptions) -> Iterator[GymGame]:
-    """Open an environment, or raise ValueError for what is missing or does not fit."""
+    """Open an environment, or raise ValueError if something is missing or does not match."""
     require("recording from Gymnasium", "gymnasium")
     import gymnasium
 
     name, folder = options.gym or "", os.getcwd()
     make = partial(gymnasium.make, name, render_mode="rgb_array", disable_env_checker=True)
-    sys.path.insert(0, folder)  # the user's own files can be imported, as by `python -m`
+    sys.path.insert(0, folder)  # for imports of the user's own files, as by `python -m`
     try:
         values = None if options.actions is None else ask(name, named, options.actions)
         if not isinstance(values, Mapping | None):
@@ -247,7 +247,7 @@ def open_gym(options: RecordOptions) -> Iterator[GymGame]:
 
 
 def named(reference: str) -> Any:
-    """Import `module:name`; ValueError or ModuleNotFoundError for one that is not there."""
+    """Import `module:name`; ValueError or ModuleNotFoundError if it does not exist."""
     module, colon, name = reference.partition(":")
     if not colon or not name:
         raise ValueError(f"expected module:name, got {reference!r}")

@@ -8,30 +8,30 @@ from diagd.flags import OutputFolder
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """Record a program that plays a game, as mp4 clips with jsonl actions beside them."""
+    """Record gameplay of a scripted or random player as mp4 clips with jsonl actions."""
 
-    # folder for clip_SEED.mp4, clip_SEED.jsonl and actions.json; clips there are kept
+    # folder for clip_SEED.mp4, clip_SEED.jsonl and actions.json; existing clips are kept
     out: OutputFolder
-    gym: str | None = None  # a Gymnasium environment: CarRacing-v3, module:Game-v0; else ViZDoom
-    # player: random or module:name of your own; in ViZDoom explorer, roamer, hunter, sentry
+    gym: str | None = None  # Gymnasium environment: CarRacing-v3, module:Game-v0; default: ViZDoom
+    # player: random or your own module:name; in ViZDoom explorer, roamer, hunter, sentry
     policy: str | None = None
-    actions: str | None = None  # module:name of a dict from names to the game's actions
-    # maze, defend_the_line, health_gathering_supreme, deathmatch, canyon, or another of the
-    # vizdoom package; maze unless given
+    actions: str | None = None  # module:name of a dict from action names to the game's actions
+    # ViZDoom scenario: maze, defend_the_line, health_gathering_supreme, deathmatch, canyon, or
+    # another one of the vizdoom package; default: maze
     scenario: str | None = None
-    clips: int = 400  # how many clips, one episode each
-    frames: int = 64  # frames a clip
+    clips: int = 400  # number of clips, one episode each
+    frames: int = 64  # frames per clip
     first_seed: int = 0  # clip i uses seed first_seed + i; keep held-out clips far from training
-    repeat: int | None = None  # game steps from frame to frame, all with one action
-    skip: int = 0  # game steps of doing nothing before the first frame
-    size: str | None = None  # HxW of a frame in pixels, multiples of 16; else what suits the game
+    repeat: int | None = None  # game steps per frame, all with one action
+    skip: int = 0  # idle game steps before the first frame
+    size: str | None = None  # frame size HxW in pixels, multiples of 16; default: by the game
 
     def __post_init__(self) -> None:
         check_at_least(self, clips=1, frames=1, repeat=1, first_seed=0, skip=0)
-        owner = "a Gymnasium environment, --gym ID" if self.gym is None else "ViZDoom"
+        owner = "Gymnasium environments (--gym ID)" if self.gym is None else "ViZDoom"
         name = "actions" if self.gym is None else "scenario"
         if getattr(self, name) is not None:
-            raise ValueError(f"--{name} is for {owner}")
+            raise ValueError(f"--{name} is only for {owner}")
         _ = self.size_px
 
     @property

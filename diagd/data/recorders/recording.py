@@ -1,6 +1,6 @@
-"""Record clips of a game: one loop for every game, mp4 with a jsonl of actions beside each.
+"""Record clips of a game: one loop for every game, mp4 with a jsonl of actions for each.
 
-Every clip is an episode of its own seed, with a new player and nothing shared.
+Every clip is an episode with its own seed and a new player; clips share no state.
 
 diagd record --out gameplay --clips 400 --first-seed 0      # ViZDoom
 diagd record --gym MiniGrid-FourRooms-v0 --out clips
@@ -21,12 +21,12 @@ from diagd.data.recorders.options import RecordOptions
 from diagd.data.video import resize, write_video
 
 ATTEMPTS = 20
-NEXT_SEED = 10_000_000  # from an episode that ends before its clip is full to the one instead
-FRAMES_PER_SECOND = 10  # what clips come near to unless told otherwise
+NEXT_SEED = 10_000_000  # added to the seed of an episode that ended early, for its replacement
+FRAMES_PER_SECOND = 10  # approximate default rate of clips
 
 
 def record(options: RecordOptions) -> dict[str, int]:
-    """Record the clips that are not there yet, and count them and all `episodes` played."""
+    """Record the clips that do not exist yet; count them and all `episodes` played."""
     with open_gym(options) if options.gym else open_doom(options) as game:
         repeat = options.repeat or max(round(game.steps_per_second / FRAMES_PER_SECOND), 1)
         size_px = options.size_px or game.size_px
@@ -45,7 +45,7 @@ def record(options: RecordOptions) -> dict[str, int]:
             write_actions(actions_path, actions)
             write_video(video_path, resize(frames, *size_px), game.steps_per_second / repeat)
     if early := episodes - len(seeds):
-        print(f"{early} of {episodes} episodes ended early, and others were played instead")
+        print(f"{early} of {episodes} episodes ended early and were replaced")
     return {"recorded": len(seeds), "clips": options.clips, "episodes": episodes}
 
 
@@ -56,7 +56,7 @@ def clip_paths(folder: Path, seed: int) -> tuple[Path, Path]:
 def _play(
     game: GymGame | DoomGame, seed: int, options: RecordOptions, repeat: int
 ) -> tuple[Tensor, list[str], int]:
-    """Return frames, for each the action that led to it, and the number of episodes played."""
+    """Return frames, the action that led to each, and the number of episodes played."""
     for attempt in range(ATTEMPTS):
         game.start(seed + attempt * NEXT_SEED)
         frames, actions = [], [game.actions.names[0]]
@@ -74,5 +74,5 @@ def _play(
             picture = game.press(actions[-1], repeat)
     raise ValueError(
         f"{game.name} ended before {options.frames} frames {ATTEMPTS} times in a row: "
-        "ask for fewer --frames, or for a player that lives longer"
+        "use fewer --frames, or a player that survives longer"
     )

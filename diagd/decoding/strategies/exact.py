@@ -1,11 +1,11 @@
 """Exact decoding: raster's tokens in fewer steps.
 
-The noise of a draw is bound to its place, so the raster sample is the fixed point of "draft, feed
-all drafts causally, draw again". A step feeds draft tokens behind the verified prefix and drafts
-ahead of it (see `Drafts`); a draw replaces the draft it was to confirm. What stands before the
-first change is final, for it was drawn after final tokens only: at least one token a step (Jacobi
-decoding, arXiv:2305.10427, with noise bound to the place). Keys and values of final tokens stay,
-the others are overwritten.
+The noise of a draw depends only on its place, so the raster sample is the fixed point of "draft,
+feed all drafts causally, sample again". A step feeds draft tokens after the verified prefix and
+drafts ahead of it (see `Drafts`); a draw replaces the draft that it verifies. Everything before the
+first change is final, as it was sampled after final tokens only: at least one token per step
+(Jacobi decoding, arXiv:2305.10427, with noise bound to the place). Keys and values of final tokens
+are kept, the others are overwritten.
 """
 
 import statistics
@@ -25,34 +25,35 @@ from diagd.decoding.schedule import SCRATCH, SequenceLayout, padded_width
 from diagd.decoding.step import Lanes
 from diagd.decoding.strategies.table import Exact
 
-# How drafts fare on the bundled model at temperature 1 (dev/LOG.md, exact decoding): lanes are
-# chosen by it. Wrong numbers cost speed, never tokens.
-TOKENS_PER_STEP = {  # that become final, by the most lanes of a step
+# Statistics of drafts on the bundled model at temperature 1 (dev/LOG.md, exact decoding), used to
+# choose lanes. Wrong numbers cost speed, never tokens.
+TOKENS_PER_STEP = {  # final tokens per step, by the maximum number of lanes
     1: 1.0, 8: 2.9, 12: 3.64, 16: 4.36, 24: 5.44, 32: 6.32, 40: 7.16, 96: 9.11, 192: 10.77,
 }  # fmt: skip
-DRAFT_LAG, DRAFTED_LANES = 2, 40  # the best lag of drafts, and the lanes above which none pay
-# rows down and columns right of a token whose draws are likely to change when it does
+DRAFT_LAG, DRAFTED_LANES = 2, 40  # the best lag of drafts, and the most lanes for which they pay
+# rows down and columns right of a token whose draws are likely to change with it
 NEIGHBOURS = ((0, 1), (0, 2), (1, -1), (1, 0), (1, 1), (2, 0))
-# how often a draw at the verified prefix differs from its draft, by what happened to that last:
-# nothing yet; the token to its left changed with it or since; another neighbour did; it changed
+# probability that a draw at the verified prefix differs from its draft, by the draft's last event:
+# none yet; the token to its left changed with it or since; another neighbour did; it changed
 # itself; it was confirmed
 FRESH, BESIDE_A_CHANGE, STALE, CHANGED, CONFIRMED = 0.92, 0.45, 0.1, 0.07, 0.02
-MIN_SURVIVAL = 0.3  # chance of a lane being reached, below which it is not fed there
-DRAFT_SHARE = 0.7  # of a step's lanes, that draft ahead at most
-REPEATS = 5  # of a step that is timed
+MIN_SURVIVAL = 0.3  # minimum probability of a lane being reached, to be fed
+DRAFT_SHARE = 0.7  # maximum share of a step's lanes that draft ahead
+REPEATS = 5  # runs of a timed step
 _costs: WeakKeyDictionary[object, dict[int, float]] = WeakKeyDictionary()
 
 
 class Drafts:
-    """Which lanes a step of exact decoding feeds, and how far its draws are final.
+    """Choose the lanes of each step of exact decoding, and track which draws are final.
 
-    The verified prefix grows up to the first draw that differs from its draft, that draw included.
-    A step feeds the lanes behind it as far as they are likely to be confirmed, and drafts ahead
-    with the others it has: lanes that a diagonal opens, and stale ones, whose neighbours have
-    changed since they were fed. The rest would most likely draw what they drew; they wait.
+    The verified prefix grows up to and including the first draw that differs from its draft. A step
+    feeds the lanes after it that are likely to be confirmed, and uses its other lanes to draft
+    ahead: lanes that a diagonal opens, and stale ones, whose neighbours have changed since they
+    were fed. The rest would most likely repeat their draws, and wait.
 
-    Lanes are counted from 0, the lane at the last slot before the generation; lane q writes slot q.
-    They are few a step, so lists and loops take half the time that arrays do.
+    Lanes are numbered from 0, the lane at the last slot before the generation; lane q writes slot
+    q.
+    A step has few of them: lists and loops take half the time of arrays.
     """
 
     def __init__(self, layout: SequenceLayout, how: Exact) -> None:
@@ -62,26 +63,26 @@ class Drafts:
         self.lag = best if how.draft_lag is None else how.draft_lag
         self.size, self.height = layout.num_slots, layout.grid.height
         self.num_verified = 0 if layout.has_prompt else 1  # lanes that are final
-        # of each row of tokens, all frames' in turn: how many were fed, from its left
+        # for each row of tokens, over all frames: how many were fed, from the left
         self.fed_columns = [0] * (layout.grid.num_frames * self.height)
-        self.stale: set[int] = set()  # lanes to be fed again
-        self.places = [(0, 0, 0)] * self.size  # of an action, that of the token behind it
+        self.stale: set[int] = set()  # lanes to feed again
+        self.places = [(0, 0, 0)] * self.size  # of an action, that of the token after it
         for lane in reversed(range(self.size)):
             self.places[lane] = layout.places.get(lane) or self.places[lane + 1]
         self.row_starts = [lane for lane, (_, _, j) in layout.places.items() if j == 0]
         self.is_action = [lane not in layout.places for lane in range(self.size)]
         self.unfed_actions = dict.fromkeys(compress(range(self.size), self.is_action))  # in order
-        # chances that a draw will change its draft
+        # probabilities that a draw changes its draft
         self.doubts = [0.0 if is_action else FRESH for is_action in self.is_action]
 
     def unfed(self, frame: int) -> list[int]:
-        """Return the lanes of a frame's tokens that were not fed; none behind the last frame."""
+        """Return a frame's lanes that were not fed; none after the last frame."""
         rows = islice(enumerate(self.fed_columns), frame * self.height, (frame + 1) * self.height)
         width = self.layout.grid.width
         return [self.row_starts[row] + j for row, fed in rows for j in range(fed, width)]
 
     def choose(self) -> list[int]:
-        """Return the lanes of the next step, ascending, at least one and at most num_lanes."""
+        """Return the lanes of the next step, ascending, between one and num_lanes."""
         first = self.num_verified
         end_of_room = min(first + self.num_lanes, self.size)
         if not self.lag:
@@ -96,9 +97,9 @@ class Drafts:
         return [*range(first, end), *self._ahead(end)[:room]]
 
     def update(self, lanes: Sequence[int], changed: Sequence[bool]) -> int:
-        """Grow the prefix, mark drafts that became stale, and return by how much it grew.
+        """Grow the prefix, mark drafts that became stale, and return the growth.
 
-        `changed` says of each lane whether its draw differs from the draft it replaces.
+        `changed` holds for each lane whether its draw differs from the draft that it replaces.
         """
         before = self.num_verified
         run = next((i for i, lane in enumerate(lanes) if lane != before + i), len(lanes))
@@ -119,11 +120,11 @@ class Drafts:
         return self.num_verified - before
 
     def _ahead(self, start: int) -> list[int]:
-        """Return lanes from `start` on that are stale or that the diagonal has reached."""
+        """Return lanes from `start` on that are stale or reached by the diagonal."""
         width, opened = self.layout.grid.width, list[int]()
         frame, row, _ = self.places[self.num_verified]
         first = frame * self.height + row
-        limit = width  # columns that the row above leaves free
+        limit = width  # columns that the row above allows
         for row in range(first, min(first + self.height, len(self.fed_columns))):
             fed, lane = self.fed_columns[row], self.row_starts[row]
             opened += range(lane + fed, lane + min(fed + self.width, limit))
@@ -133,7 +134,7 @@ class Drafts:
         return sorted(lane for lane in chain(opened, self.stale, actions) if lane >= start)
 
     def _spread(self, lanes: set[int]) -> None:
-        """Mark the fed neighbours of tokens that changed as stale and doubtful."""
+        """Mark the fed neighbours of changed tokens as stale and uncertain."""
         for lane, (number, (down, right)) in product(lanes, enumerate(NEIGHBOURS)):
             frame, row, column = self.places[lane]
             row, column = row + down, column + right
@@ -152,15 +153,15 @@ class Drafts:
 class VerifiedStep(NamedTuple):
     """One step of a strategy that checks draft tokens."""
 
-    frame: int  # that of the first token which was not final, in the whole stream
+    frame: int  # frame of the first token that was not final, in the whole stream
     row: int
     column: int
     num_lanes: int  # fed
-    num_accepted: int  # tokens that became final, actions included
+    num_accepted: int  # tokens that became final, including actions
 
 
 def exact(how: Exact, stream: Stream, layout: SequenceLayout) -> Iterator[NextStep]:
-    """Draft, feed and confirm until all frames are final."""
+    """Draft, feed and verify until all frames are final."""
     if how.num_lanes is None:
         how = replace(how, num_lanes=best_num_lanes(step_costs(stream)))
     drafts = Drafts(layout, how)
@@ -207,7 +208,7 @@ def _draft_next(
 def _ask(
     stream: Stream, table: Tensor, chosen: list[int], num_whole: int
 ) -> tuple[NextStep, Tensor]:
-    """Return the step that feeds the chosen lanes, and the drafts (L,) that it replaces."""
+    """Return the step of the chosen lanes, and the drafts (L,) that it replaces."""
     count = len(chosen)
     lanes = table.index_select(2, torch.tensor(chosen))
     lane = Lanes.of(lanes)
@@ -233,14 +234,14 @@ def _changed(stream: Stream, step: NextStep, drafted: Tensor) -> list[bool]:
 
 
 def step_costs(stream: Stream) -> dict[int, float]:
-    """Return the seconds of a stream's steps by their lanes, measured once for a model."""
+    """Return the seconds of a stream's steps by number of lanes, measured once per model."""
     if stream.model not in _costs:
         _costs[stream.model] = time_steps(partial(_dry_step, stream))
     return _costs[stream.model]
 
 
 def time_steps(seconds_of: Callable[[int], float]) -> dict[int, float]:
-    """Return the seconds of steps by their lanes, up to those of which no more can pay."""
+    """Return the seconds of steps by number of lanes, up to the largest that can pay."""
     costs: dict[int, float] = {}
     for num_lanes in TOKENS_PER_STEP:
         costs[num_lanes] = seconds_of(num_lanes)
@@ -251,15 +252,15 @@ def time_steps(seconds_of: Callable[[int], float]) -> dict[int, float]:
 
 
 def best_num_lanes(costs: dict[int, float]) -> int:
-    """Return the lanes with the most final tokens a second."""
+    """Return the number of lanes with the most final tokens per second."""
     return max(costs, key=lambda num_lanes: TOKENS_PER_STEP[num_lanes] / costs[num_lanes])
 
 
 def _dry_step(stream: Stream, num_lanes: int) -> float:
-    """Return the median seconds of steps that nobody sees; the first two compile and capture."""
+    """Return the median seconds of invisible steps; the first two compile and capture."""
     zero = torch.zeros(num_lanes, dtype=torch.int64)
     here = zero - 1 if stream.num_used else zero
-    # not at scratch, for padding costs our kernels nothing: where nothing is written yet
+    # not at scratch, as padding is free in our kernels: at slots not written yet
     ahead = torch.arange(num_lanes) % stream.frame.one.slots_per_frame
     table = stream.place(torch.stack([here, ahead, here, zero + SCRATCH, *[zero] * 4]))
     fed_at, seconds = stream.fed_at.clone(), list[float]()

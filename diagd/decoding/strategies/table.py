@@ -2,13 +2,13 @@
 
     raster                            next-token prediction
     k=2  k=1,d=14  k=1/predecessor    diagonals: row_lag, frame_lag (frames overlap), row start
-    zipar=4                           ZipAR with that window
-    exact  exact,lanes=32             raster's tokens in fewer steps of so many lanes
-    jacobi  jacobi,lanes=96           the same without drafts ahead
+    zipar=4                           ZipAR with this window
+    exact  exact,lanes=32             raster's tokens in fewer steps, of this many lanes
+    jacobi  jacobi,lanes=96           the same without drafting ahead
 
-Without lanes, `exact` and `jacobi` measure what a step costs; what they write does not depend on
-it. A new strategy is a class here and a line in `STRATEGIES`; one without a schedule also says how
-it decodes (`generate_tokens.py`). Nothing here knows PyTorch, so commands refuse mistakes at once.
+Without lanes, `exact` and `jacobi` measure the cost of steps; their tokens do not depend on it. A
+new strategy is a class here and a line in `STRATEGIES`; one without a schedule also has a decoder
+(`generate_tokens.py`). No PyTorch here, so commands report mistakes immediately.
 """
 
 import re
@@ -28,13 +28,13 @@ _NUMBERS: dict[Any, tuple[str, type]] = {
 
 @dataclass(frozen=True)
 class Strategy:
-    """A choice of lanes, step by step, and of what becomes final.
+    """A choice of lanes, step by step, and of the tokens that become final.
 
-    It is a frozen dataclass, and its fields make its name: each is annotated with what precedes
-    its value there, and left out with it where it has its default.
+    A strategy is a frozen dataclass whose fields form its name: each is annotated with the text
+    before its value, and left out if it has its default.
     """
 
-    word: ClassVar[str]  # that its name begins with
+    word: ClassVar[str]  # beginning of its name
     examples: ClassVar[tuple[str, ...]] = ()  # names, for help and errors
     has_schedule: ClassVar[bool] = False  # all lanes are known before the first step
     promise: ClassVar[Promise] = "no"  # compared with raster order under the same seed
@@ -52,7 +52,7 @@ class Strategy:
 
     @classmethod
     def read(cls, text: str) -> "Strategy | None":
-        """Return the strategy of a name, or None where the name is none of its names."""
+        """Return the strategy of a name, or None if the name belongs to another class."""
         pattern, kinds = re.escape(cls.word), dict[str, type]()
         for one, prefix, kind in _spelled(cls):
             value, kinds[one.name] = _NUMBERS.get(kind, (r"\w*", str))
@@ -65,14 +65,14 @@ class Strategy:
 
     def schedule(self, grid: TokenGrid) -> Any:
         """Return the schedule of a grid, a `DiagonalSchedule` or another `Order`."""
-        raise ValueError(f"{self} chooses its lanes on the way: it has no schedule")
+        raise ValueError(f"strategy {self} has no schedule: it chooses lanes while decoding")
 
     def check(self, grid: TokenGrid | None = None) -> None:
-        """Raise ValueError where it cannot decode frames of a grid, or of none that is known."""
+        """Raise ValueError if it cannot decode frames of a grid, or of any grid if None."""
 
 
 def _spelled(kind: type[Strategy]) -> Iterator[tuple[Field[Any], str, Any]]:
-    """Yield the fields that make a name, what precedes each there, and its type."""
+    """Yield the fields that form a name, the text before each, and its type."""
     for one in fields(kind):
         for prefix in getattr(one.type, "__metadata__", ()):
             yield one, prefix, get_args(one.type)[0]
@@ -84,7 +84,7 @@ class Scheduled(Strategy):
     has_schedule = True
 
     def check(self, grid: TokenGrid | None = None) -> None:
-        """Raise ValueError for lags that do not fit the grid, or fit none where it is unknown."""
+        """Raise ValueError for lags that do not fit the grid, or any grid if it is unknown."""
         if grid is not None:
             self.schedule(grid)
         lags = [one.name for one, _, kind in _spelled(type(self)) if kind in _NUMBERS]
@@ -95,10 +95,10 @@ class Scheduled(Strategy):
 class Diagonal(Scheduled):
     """Diagonal decoding: token (t, i, j) is written at step t * frame_lag + i * row_lag + j.
 
-    Its name is `k=2`, `k=1,d=14` or `k=1/predecessor` (arXiv:2503.14070, section 3.2).
+    Names are `k=2`, `k=1,d=14` or `k=1/predecessor` (arXiv:2503.14070, section 3.2).
 
-    row_lag, frame_lag and row_start are as in `DiagonalSchedule`; lags are checked when the frames
-    are known.
+    row_lag, frame_lag and row_start are those of `DiagonalSchedule`; lags are validated once the
+    frames are known.
     """
 
     word, examples = "k", ("k=2", "k=1,d=14", "k=1/predecessor")
@@ -115,7 +115,7 @@ class Diagonal(Scheduled):
 
 @dataclass(frozen=True)
 class Raster(Scheduled):
-    """Next-token prediction: one token a step."""
+    """Next-token prediction: one token per step."""
 
     word, examples = "raster", ("raster",)
     promise = "tokens"
@@ -137,17 +137,17 @@ class ZipAR(Scheduled):
 
 @dataclass(frozen=True)
 class Exact(Strategy):
-    """Raster's tokens, whatever its options: they say how steps are spent.
+    """Raster's tokens, whatever its options, which only affect the speed.
 
-    Equal means bit for bit where the model gives a lane the same logits whoever shares its step, as
-    the native kernels do; elsewhere rounding may turn a tie. Frames overlap wherever their actions
-    are known.
+    Tokens are bit-equal if the model's logits of a lane do not depend on the rest of a step, as in
+    the native kernels; elsewhere rounding may change a tie. Frames overlap if their actions are
+    known.
 
     Attributes:
-        num_lanes: most lanes of a step; None measures what a step costs here, and chooses.
-        draft_lag: columns that the drafts of a row keep behind those of the row above; 0 drafts
-            nothing ahead. None: as the statistics have it.
-        draft_width: columns by which the drafts of a row advance in a step.
+        num_lanes: maximum lanes of a step; None chooses by measuring the cost of steps here.
+        draft_lag: columns by which a row's drafts stay behind those of the row above; 0 drafts
+            nothing ahead. None: chosen by statistics.
+        draft_width: columns by which a row's drafts advance per step.
     """
 
     word, examples = "exact", ("exact", "exact,lanes=32")
@@ -162,7 +162,7 @@ class Exact(Strategy):
 
 @dataclass(frozen=True)
 class Jacobi(Exact):
-    """`Exact` without drafts ahead: plain Jacobi decoding (arXiv:2305.10427)."""
+    """`Exact` without drafting ahead: plain Jacobi decoding (arXiv:2305.10427)."""
 
     word, examples = "jacobi", ("jacobi",)
     draft_lag: ClassVar[int] = 0  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -179,23 +179,23 @@ STRATEGIES: tuple[type[Strategy], ...] = (
 
 
 def parse_strategy(text: str) -> Strategy:
-    """Read a strategy from a text, such as `k=1,d=14` or `exact`, or raise ValueError."""
+    """Parse a strategy, such as `k=1,d=14` or `exact`; ValueError for another text."""
     for kind in STRATEGIES:
         if (strategy := kind.read(text)) is not None:
             return strategy
     refuse_removed(text)
     *others, last = (name for kind in STRATEGIES for name in kind.examples)
-    raise ValueError(f"a strategy looks like {', '.join(others)} or {last}, got {text!r}")
+    raise ValueError(f"strategy must look like {', '.join(others)} or {last}, got {text!r}")
 
 
 def refuse_removed(text: str) -> None:
-    """Refuse, with a ValueError, the strategies of files that earlier versions saved."""
+    """Raise ValueError for removed strategies in files of earlier versions."""
     if re.match(r"(sjd|mc-sjd|tolerance|zipar-adaptive)\b", text):
         raise ValueError(f"strategy {text} was removed, runs/rivals.py measures it: use exact")
 
 
 def parse_strategies(texts: Iterable[str]) -> list[Strategy]:
-    """Read names, of which a text may hold several with spaces between; each once, in order."""
+    """Parse names, several per text if separated by spaces; remove duplicates, keep order."""
     return list(dict.fromkeys(parse_strategy(word) for text in texts for word in text.split()))
 
 
@@ -208,4 +208,4 @@ def as_strategy(value: Strategy | DiagonalSchedule | str) -> Strategy:
         case Strategy():
             return value
         case _:
-            raise ValueError(f"a strategy must be a name, got {brief(value, 40)}")
+            raise ValueError(f"strategy must be a name, got {brief(value, 40)}")

@@ -5,6 +5,8 @@ import ctypes
 import pickle
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from diagd.decoding.sampling import Draw, SamplingOptions, ValidRanges
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.step import Lanes
 from diagd.decoding.visibility import Seen
-from tests.models.feeding import feed
+from tests.models.feeding import causal, feed
 from tests.models.tiny import random_tokens, tiny_model, with_int8_weights, with_outliers
 
 
@@ -47,7 +49,7 @@ def test_int8_refuses_heads_wider_than_its_sums_are_safe_for():
     given = {"num_heads": 1, "num_kv_heads": 1, "num_layers": 1}
     widest = NativeModel(tiny_model(head_dim=512, **given), "int8")
     assert feed(widest, random_tokens(1, 9), torch.arange(9)).isfinite().all()
-    with pytest.raises(ValueError, match="head_dim <= 512 in int8, got 514"):
+    with pytest.raises(ValueError, match="head_dim <= 512, got 514"):
         NativeModel(tiny_model(head_dim=514, **given), "int8")
     model, backend = prepare(tiny_model(head_dim=514, **given))  # times what can run it
     assert backend in ("native", "eager")
@@ -86,12 +88,8 @@ def test_float32_stays_exact_where_the_largest_activation_matters_least():
     assert (fed - exact).abs().max() < 3e-6 * exact.abs().max()
 
 
-def causal(positions: Tensor, held: Tensor) -> Seen:
-    """See all that is not later."""
-    return Seen(positions, positions, held, held)
-
-
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int8, outliers"])
+@torch.no_grad()
 def test_the_bits_of_a_lane_are_its_own_past_every_tile(weights):
     """Keys in two parts, weights in two panels, rows in many groups."""
     weights, _, outliers = weights.partition(", ")
@@ -109,6 +107,8 @@ def test_the_bits_of_a_lane_are_its_own_past_every_tile(weights):
         return torch.cat(fed, dim=1)
 
     one_by_one = logits(*[1] * 640)
+    if weights == "float32":
+        torch.testing.assert_close(one_by_one, model.logits(tokens), atol=2e-5, rtol=0)
     for chunks in ([16] * 40, [33, 65, 17, 48, 130, 33, 64, 250], [640]):
         assert torch.equal(logits(*chunks), one_by_one), chunks
 
@@ -152,21 +152,21 @@ def masked(visible: Tensor) -> Seen:
         ({"seen": masked(torch.ones(2, 6, dtype=torch.bool))}, "at most 5 slots, got 6"),
         (
             {"seen": Seen.of_mask(torch.ones(2, 3, dtype=torch.bool), PAIR, PAIR)},
-            r"a mask must be \(S, L, M\)",
+            r"mask must be \(S, L, M\)",
         ),
         (
             {"seen": Seen.of_mask(torch.ones(2, 2, dtype=torch.bool), PAIR, PAIR.float())},
             "held must be int64 on the cpu, got torch.float32",
         ),
-        ({"seen": Seen(PAIR.expand(3, 2), PAIR, PAIR, PAIR)}, r"of as many lanes as see"),
+        ({"seen": Seen(PAIR.expand(3, 2), PAIR, PAIR, PAIR)}, r"with as many lanes as seen"),
         ({"seen": Seen(PAIR, PAIR.expand(3, 2), PAIR, PAIR)}, r"steps must be \(S, L\)"),
         ({"seen": Seen(PAIR, torch.arange(3), PAIR, PAIR)}, r"steps must be \(S, L\)"),
         ({"seen": Seen(PAIR, PAIR, PAIR, torch.arange(3))}, r"held and fed_at \(S, M\)"),
         ({"seen": Seen(PAIR, PAIR, PAIR.expand(2, 2), PAIR)}, r"held and fed_at \(S, M\)"),
         ({"seen": Seen(PAIR, PAIR, PAIR, PAIR.int())}, "fed_at must be int64 on the cpu"),
-        ({"seen": causal(torch.arange(3), PAIR)}, r"of as many lanes as see"),
-        ({"positions": torch.arange(0)}, r"positions and slots, too, or \(L,\)"),
-        ({"slots": torch.arange(1)}, r"positions and slots, too, or \(L,\)"),
+        ({"seen": causal(torch.arange(3), PAIR)}, r"with as many lanes as seen"),
+        ({"positions": torch.arange(0)}, r"positions and slots \(S, L\) or \(L,\)"),
+        ({"slots": torch.arange(1)}, r"positions and slots \(S, L\) or \(L,\)"),
         ({"tokens": torch.zeros(2, dtype=torch.int64)}, r"tokens must be \(S, L\)"),
         ({"tokens": torch.zeros(3, 2, dtype=torch.int64)}, "has 2 sequences, got 3 from 0 on"),
         ({"first": 2}, "has 2 sequences, got 1 from 2 on"),
@@ -334,23 +334,35 @@ def test_lanes_of_sequences_that_are_none_are_refused(first):
         fused(native, step_of(native))(torch.zeros(8, 2, 2, dtype=torch.int64), 5, first)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory so")
-@pytest.mark.parametrize("weights", ["float32", "int8"])
-def test_a_step_without_memory_for_it_is_an_error(weights):
+@contextmanager
+def limited_memory(room: int) -> Iterator[None]:
+    """Let the process take no more than so many bytes."""
     import resource  # there is none on Windows
 
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + room, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+only_linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux limits a process's memory so"
+)
+
+
+@only_linux
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_a_step_without_memory_for_it_is_an_error(weights):
     lanes, slots = torch.arange(4096), torch.arange(60000)
     native = NativeModel(tiny_model(), weights)
     cache, rule = native.make_cache(1, 60000), causal(lanes, slots)
     tokens = torch.zeros(1, 4096, dtype=torch.int64)
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (taken + 2**28, limits[1]))  # the mask alone takes 2**30
-    try:
-        with pytest.raises(MemoryError, match=r"^no memory for 1 x 4096 lanes over 60000 slots$"):
-            native.forward(tokens, lanes, lanes, rule, cache, 1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
+    message = r"^out of memory for 1 x 4096 lanes over 60000 slots$"
+    with limited_memory(2**28), pytest.raises(MemoryError, match=message):  # the mask takes 2**30
+        native.forward(tokens, lanes, lanes, rule, cache, 1)
 
 
 def whole_frame(native):
@@ -358,21 +370,14 @@ def whole_frame(native):
     return native.forward(lanes[None], lanes, lanes, causal(lanes, lanes), native.make_cache(1, 16))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory so")
+@only_linux
 def test_a_step_without_memory_for_threads_is_an_error_and_the_next_one_works(monkeypatch):
-    import resource
-
     native = NativeModel(tiny_model())
     expected = whole_frame(native)
     monkeypatch.setattr(NativeModel, "num_threads", 64)
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (taken + 2**26, limits[1]))  # stacks take 2**23 each
-    try:
-        with pytest.raises(MemoryError, match=r"^no memory for 1 x 15 lanes over 15 slots$"):
-            whole_frame(native)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
+    message = r"^out of memory for 1 x 15 lanes over 15 slots$"
+    with limited_memory(2**26), pytest.raises(MemoryError, match=message):  # a stack takes 2**23
+        whole_frame(native)
     assert whole_frame(native).equal(expected)
 
 
@@ -385,18 +390,18 @@ def test_more_lanes_than_int32_counts_in_chunks_are_a_step():
 
 
 def test_heads_and_steps_beyond_the_machine_are_refused_in_a_line(monkeypatch):
-    with pytest.raises(ValueError, match=r"and heads of at most 8192 numbers, got 8194$"):
+    with pytest.raises(ValueError, match=r"or head_dim above 8192, got 8194$"):
         NativeModel(tiny_model(head_dim=8194, num_heads=1, num_kv_heads=1))
     native, lanes = NativeModel(tiny_model()), torch.arange(2**17)
     monkeypatch.setattr(NativeModel, "num_threads", 2**20)
     rule, cache = causal(lanes, lanes[:1]), native.make_cache(1, 1)
-    with pytest.raises(ValueError, match=r"^a step of 1 x 131072 lanes would take [\d,.]+ GB"):
+    with pytest.raises(ValueError, match=r"^a step of 1 x 131072 lanes would need [\d,.]+ GB"):
         native.forward(lanes[None], lanes, lanes, rule, cache)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
 def test_copies_are_refused_in_words(copied):
-    with pytest.raises(TypeError, match="a model in native kernels is neither copied nor pickled"):
+    with pytest.raises(TypeError, match="models of backend native cannot be copied or pickled"):
         copied(NativeModel(tiny_model()))
 
 
@@ -428,11 +433,11 @@ def test_a_cache_of_another_model_is_refused():
         ({"logits": torch.zeros(2, 4, 40)}, r"valid ids must be in \[0, 40\), got \[3, 50\)"),
         (
             {"ranges": ValidRanges(0, 50, torch.tensor([[[0, 2**40]]]).expand(4, 4, 2))},
-            r"valid ids must be in \[0, 50\)",
+            r"valid ids must be a non-empty range in \[0, 50\)",
         ),
         (
             {"ranges": ValidRanges(0, 50, torch.tensor([[[-9, 3]]]).expand(4, 4, 2))},
-            r"valid ids must be in \[0, 50\)",
+            r"valid ids must be a non-empty range in \[0, 50\)",
         ),
     ],
 )
@@ -488,7 +493,7 @@ def test_a_record_with_a_field_moved_or_changed_or_lost_is_refused(
     monkeypatch, read, old, new, record
 ):
     monkeypatch.setattr("diagd.backends.native.model.RECORDS", read(old, new))
-    with pytest.raises(OSError, match=f"the kernels have another record {record} than csrc"):
+    with pytest.raises(OSError, match=f"kernels have another record {record} than csrc"):
         NativeModel(tiny_model())
 
 

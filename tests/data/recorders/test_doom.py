@@ -65,23 +65,6 @@ def test_two_clips_are_two_episodes(recording):
     assert not torch.equal(first[0], second[0])
 
 
-def test_the_same_seed_records_the_same_clip_and_what_is_there_is_kept(
-    recording, tmp_path, monkeypatch
-):
-    """A second machine starts at clip 71, was killed after its actions, and has clip 72 already."""
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "gameplay"
-    folder.mkdir()
-    clip_paths(folder, 71)[1].write_text("half")
-    for path in clip_paths(folder, 72):
-        path.write_text("kept")
-    assert record_clips(folder, first_seed=71) == {"recorded": 1, "clips": 2, "episodes": 1}
-    for ours, theirs in zip(clip_paths(folder, 71), clip_paths(recording, 71), strict=True):
-        assert ours.read_bytes() == theirs.read_bytes()
-    assert [path.read_text() for path in clip_paths(folder, 72)] == ["kept", "kept"]
-    assert record_clips(folder, first_seed=71) == {"recorded": 0, "clips": 2, "episodes": 0}
-
-
 def test_action_names_press_their_buttons(tmp_path, vizdoom):
     with open_doom(RecordOptions(tmp_path, scenario="defend_the_line")) as doom:
         doom.start(5)

@@ -145,7 +145,7 @@ def test_modules_of_the_working_folder_are_found(tmp_path, monkeypatch, command)
 def test_another_start_is_tried_where_an_episode_ends_too_early(tmp_path):
     """A mayfly lives for 11 steps: three frames of three steps after the first."""
     record_clips(tmp_path, "Mayfly", clips=1, frames=4)
-    with pytest.raises(ValueError, match=r"Mayfly-v0 ended before 5 frames 20 times in a row: ask"):
+    with pytest.raises(ValueError, match=r"Mayfly-v0 ended before 5 frames 20 times in a row: use"):
         record_clips(tmp_path, "Mayfly", clips=1, frames=5, first_seed=0)
 
 
@@ -178,18 +178,26 @@ def test_the_size_keeps_the_shape_of_the_picture(picture, size):
     ("game", "changes", "message"),
     [
         ("Silent", {}, r"Silent-v0 does not name its actions \(Discrete\(4\)\): write a dict"),
-        ("Blind", {}, r"Blind-v0 renders no \(height, width, 3\) uint8 picture, but NoneType"),
+        ("Blind", {}, r"Blind-v0 must render a \(height, width, 3\) uint8 picture, got NoneType"),
         ("Missing", {}, "Missing-v0: Environment `Missing` doesn't exist"),
         ("Scroller", {"policy": "left"}, "expected module:name, got 'left'"),
         ("Scroller", {"policy": "nowhere:play"}, "Scroller-v0: No module named 'nowhere'"),
         ("Scroller", {"policy": f"{HERE}:play"}, "has no 'play'"),
-        ("Scroller", {"policy": f"{HERE}:confused"}, "the player said 'jump', expected one of: no"),
+        (
+            "Scroller",
+            {"policy": f"{HERE}:confused"},
+            r"the player must return one of: no.*; got 'jump'",
+        ),
         ("Scroller", {"policy": f"{HERE}:mute"}, r"its player: 'NoneType' .* \(TypeError\)"),
         ("Scroller", {"policy": f"{HERE}:ACTIONS"}, r"its player: 'dict' .* \(TypeError\)"),
-        ("Scroller", {"policy": f"{HERE}:dizzy"}, "the player said array.*, expected one of: none"),
+        (
+            "Scroller",
+            {"policy": f"{HERE}:dizzy"},
+            "the player must return one of: none.*; got array",
+        ),
         ("Scroller", {"policy": f"{HERE}:lost"}, r"its player: 0 \(KeyError, .*scroller.py:\d+\)$"),
         ("Scroller", {"actions": f"{HERE}:NUMBERED"}, "Scroller-v0: action names .*, got 1"),
-        ("Scroller", {"actions": f"{HERE}:TOO_MANY"}, "does not take 7 for 'left', expected one"),
+        ("Scroller", {"actions": f"{HERE}:TOO_MANY"}, "does not accept 7 for 'left', expected one"),
         ("Scroller", {"actions": f"{HERE}:NOT_FIRST"}, "the first action must be 'none'"),
         ("Scroller", {"actions": f"{HERE}:LISTED"}, "scroller:LISTED must be a dict, got a list"),
     ],
@@ -268,7 +276,7 @@ def test_an_action_that_would_become_another_one_is_refused(space, written):
     class Game:
         action_space = space
 
-    with pytest.raises(ValueError, match=r"Game-v0 does not take .* for 'act', expected one of"):
+    with pytest.raises(ValueError, match=r"Game-v0 does not accept .* for 'act', expected one of"):
         check_actions(Game, "Game-v0", {"none": None, "act": written})
 
 
@@ -299,14 +307,14 @@ OWN_GAMES = {  # what is otherwise than Gymnasium says -> the line
     "rate in words": ({"metadata": MODES | {"render_fps": "30"}}, "render_fps of .*, got '30'"),
     "grows": (
         {"render": lambda self: np.zeros((40 + self.steps, 70, 3), np.uint8)},
-        r"renders pictures of several sizes, \(40, 70, 3\) and \(43, 70, 3\)",
+        r"must render pictures of one size, got \(40, 70, 3\) and \(43, 70, 3\)",
     ),
-    "floats": ({"render": lambda _: GREY / 2}, r"uint8 picture, but float64 \(40, 70, 3\)"),
-    "grey": ({"render": lambda _: GREY[..., 0]}, r"uint8 picture, but uint8 \(40, 70\)"),
-    "alpha": ({"render": lambda _: GREY[..., [0, 1, 2, 2]]}, r"but uint8 \(40, 70, 4\)"),
-    "planes": ({"render": lambda _: GREY.T}, r"uint8 picture, but uint8 \(3, 70, 40\)"),
-    "nothing": ({"render": lambda _: GREY[:0]}, r"uint8 picture, but uint8 \(0, 70, 3\)"),
-    "list": ({"render": lambda _: [GREY]}, "uint8 picture, but list"),
+    "floats": ({"render": lambda _: GREY / 2}, r"uint8 picture, got float64 \(40, 70, 3\)"),
+    "grey": ({"render": lambda _: GREY[..., 0]}, r"uint8 picture, got uint8 \(40, 70\)"),
+    "alpha": ({"render": lambda _: GREY[..., [0, 1, 2, 2]]}, r"got uint8 \(40, 70, 4\)"),
+    "planes": ({"render": lambda _: GREY.T}, r"uint8 picture, got uint8 \(3, 70, 40\)"),
+    "nothing": ({"render": lambda _: GREY[:0]}, r"uint8 picture, got uint8 \(0, 70, 3\)"),
+    "list": ({"render": lambda _: [GREY]}, "uint8 picture, got list"),
 }
 
 

@@ -17,8 +17,8 @@ from diagd.data.recorders.recording import RecordOptions
         ),
         ({"size": "100x96"}, "multiples of 16 and at least 16, got '100x96'"),
         ({"size": "64x0"}, "multiples of 16 and at least 16, got '64x0'"),
-        ({"actions": "game:ACTIONS"}, "--actions is for a Gymnasium environment, --gym ID"),
-        ({"gym": "Game-v0", "scenario": "my_way_home"}, "--scenario is for ViZDoom"),
+        ({"actions": "game:ACTIONS"}, r"--actions is only for Gymnasium environments \(--gym ID\)"),
+        ({"gym": "Game-v0", "scenario": "my_way_home"}, "--scenario is only for ViZDoom"),
     ],
 )
 def test_options_that_cannot_be_are_refused(changes, message, tmp_path):

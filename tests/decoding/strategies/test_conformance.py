@@ -21,31 +21,10 @@ GREEDY = diagd.SamplingOptions()
 SAMPLED = diagd.SamplingOptions(temperature=0.8, valid_range=(2, NUM_VISUAL))
 
 
-@dataclasses.dataclass(frozen=True)
-class Conduct:
-    """What holds of a strategy besides its promise.
-
-    Attributes:
-        streams: whether frames decoded one call at a time are those of one call.
-        causal: whether a lane has seen all before it once its token is final, as after a prefill.
-    """
-
-    streams: bool = True
-    causal: bool = True
-
-
-CASES = {
-    "raster": Conduct(),
-    "k=1": Conduct(causal=False),
-    "k=2/predecessor": Conduct(causal=False),
-    # frames overlap: one sees less of the one before
-    "k=1,d=2/spatial": Conduct(streams=False, causal=False),
-    "k=1/action": Conduct(causal=False),
-    "zipar=2": Conduct(causal=False),
-    "exact": Conduct(),
-    "exact,lanes=7,draft-lag=1": Conduct(),
-    "jacobi,lanes=9": Conduct(),
-}
+CASES = (
+    *("raster", "k=1", "k=2/predecessor", "k=1,d=2/spatial", "k=1/action", "zipar=2"),
+    *("exact", "exact,lanes=7,draft-lag=1", "jacobi,lanes=9"),
+)
 every_strategy = pytest.mark.parametrize("name", CASES)
 
 
@@ -68,10 +47,9 @@ def decode(
     return out.tokens
 
 
-def sampler_of(case: Case, sampling: diagd.SamplingOptions, first_frame: int = 0):
+def sampler_of(case: Case, sampling: diagd.SamplingOptions):
     seeds = [case.seed + row for row in range(case.batch_size)]
-    draw = reference_sampler(seeds, sampling.temperature, valid_range=sampling.valid_range)
-    return lambda logits, frame, *place: draw(logits, frame + first_frame, *place)
+    return reference_sampler(seeds, sampling.temperature, valid_range=sampling.valid_range)
 
 
 @cache
@@ -101,14 +79,6 @@ def test_the_tokens_are_those_of_its_oracle(name, num_action_tokens):
             expected = oracle(own, sampling, schedule.row_lag, schedule.frame_lag)
             assert torch.equal(tokens, expected)
         assert torch.equal(tokens, raster) == (strategy.promise == "tokens")
-
-
-@every_strategy
-def test_a_seed_repeats_it(name):
-    case = Case(batch_size=1, num_action_tokens=1, num_frames=2)
-    for sampling in SAMPLINGS:
-        first, second = (decode(name, case, sampling) for _ in range(2))
-        assert torch.equal(first, second)
 
 
 @every_strategy
@@ -153,7 +123,7 @@ def test_a_stream_is_the_whole(name):
         engine = open_stream(case, sampling)
         parts = [frame for t in range(3) for frame in engine.decode(name, actions[:, t : t + 1])]
         assert engine.stream.num_generated == 3
-        if CASES[name].streams:
+        if name != "k=1,d=2/spatial":  # whose frames overlap: one sees less of the one before
             assert torch.equal(torch.stack(parts, 1), whole)
 
 
@@ -171,55 +141,23 @@ def test_another_strategy_takes_over_in_the_middle_of_a_stream(name):
             written = torch.stack([first, second], 1)
             assert torch.equal(written, raster_oracle(case, sampling))
             continue
-        reference = case.reference(sampler_of(case, sampling))
-        if strategy.has_schedule:
-            schedule = strategy.schedule(case.grid)
-            reference = dataclasses.replace(reference, row_start=schedule.row_start)
-            reference.decode(1, schedule.row_lag, schedule.frame_lag, actions[:, :1])
-        elif CASES[name].causal:
-            prompt = torch.cat([case.prompt, actions[:, 0], first.flatten(1)], 1)
-            sampler = sampler_of(case, sampling, first_frame=1)
-            longer = dataclasses.replace(case, context_frames=2)
-            reference = dataclasses.replace(longer.reference(sampler), prompt=prompt)
-        else:
-            continue
+        reference, schedule = (
+            case.reference(sampler_of(case, sampling)),
+            strategy.schedule(case.grid),
+        )
+        reference = dataclasses.replace(reference, row_start=schedule.row_start)
+        reference.decode(1, schedule.row_lag, schedule.frame_lag, actions[:, :1])
         expected = reference.decode(1, case.width, 15, actions[:, 1:])
         assert torch.equal(second, expected[:, 0])
-
-
-@every_strategy
-def test_it_ends_where_the_context_is_full_and_goes_on(name):
-    case = Case(batch_size=1, num_action_tokens=1, num_frames=5)
-    for sampling in SAMPLINGS:
-        engine = diagd.DecodingEngine(
-            model_of("native"),
-            diagd.FrameFormat(case.height, case.width, 1),
-            max_slots=60,
-            keep_frames=1,
-            sampling=sampling,
-        )
-        engine.prefill(case.prompt, case.context_frames)
-        frames = list(engine.decode(name, case.actions()))
-        assert (len(frames), engine.stream.num_generated) == (5, 5)
-        assert engine.stream.num_dropped_frames > 0
 
 
 @every_strategy
 def test_refusals_come_before_any_work(name):
     strategy = diagd.parse_strategy(name)
     engine = open_stream(Case(num_action_tokens=2), SAMPLED)
-    with pytest.raises(ValueError, match="actions must"):
+    with pytest.raises(ValueError, match=r"^actions must .*\(2, 1, 2\), got None$"):
         engine.decode(strategy, None, 1)
     assert engine.stream.num_steps == 0
-
-
-@every_strategy
-def test_a_strategy_is_a_value(name):
-    strategy = diagd.parse_strategy(name)
-    assert len({strategy, diagd.parse_strategy(strategy.name)}) == 1
-    assert strategy.promise in ("tokens", "no")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        strategy.word = "other"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_every_strategy_of_the_table_is_a_case():

@@ -1,5 +1,7 @@
 """Strategies and their names: one spelling each, read back, refused where it is none."""
 
+import dataclasses
+
 import pytest
 
 import diagd
@@ -37,6 +39,9 @@ def test_a_strategy_has_one_spelling_that_is_read_back(text):
     strategy = SPELLED[text]
     assert diagd.parse_strategy(text) == strategy
     assert (strategy.name, str(strategy), hash(strategy)) == (text, text, hash(SPELLED[text]))
+    assert strategy.promise in ("tokens", "no")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        strategy.word = "other"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_every_strategy_of_the_table_is_spelled_here():
@@ -56,7 +61,7 @@ def test_a_schedule_and_a_strategy_are_taken_as_they_are():
     assert as_strategy(Exact(3)) == Exact(3)
     assert as_strategy("k=2") == Diagonal(2)
     for other in (3, {"k": 2}, None):
-        with pytest.raises(ValueError, match="a strategy must be a name, got "):
+        with pytest.raises(ValueError, match="strategy must be a name, got "):
             as_strategy(other)  # pyright: ignore[reportArgumentType]
 
 
@@ -76,7 +81,7 @@ def test_raster_s_schedule_is_raster():
     ],
 )
 def test_other_names_are_refused(text):
-    with pytest.raises(ValueError, match=r"a strategy looks like raster, k=2, .*, got '"):
+    with pytest.raises(ValueError, match=r"strategy must look like raster, k=2, .*, got '"):
         diagd.parse_strategy(text)
 
 

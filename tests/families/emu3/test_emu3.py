@@ -62,6 +62,11 @@ def prompt_of(text):
     return torch.tensor(processor()(text=[text], **how).input_ids)
 
 
+def own_logits(theirs):
+    whole = oracles.llama_logits(theirs)
+    return lambda fed, positions, visible: whole(THEIRS[fed], positions, visible)[..., VISUAL]
+
+
 @pytest.mark.proves("Emu3", "text")
 def test_prompts_are_those_of_the_processor(world):
     for text in (TEXT, "a big blue house", "house"):
@@ -95,12 +100,7 @@ def test_raster_order_is_its_own_generate(theirs, folder, scale):
 @pytest.mark.proves("Emu3", "guidance", "diagonals")
 @pytest.mark.parametrize("row_lag", [1, 2, WIDTH])
 def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, world, row_lag):
-    whole = oracles.llama_logits(theirs)
-
-    def full(tokens, positions, visible):
-        return whole(THEIRS[tokens], positions, visible)[..., VISUAL]
-
-    ids = world.text(TEXT)
+    ids, full = world.text(TEXT), own_logits(theirs)
     expected = diagonal_image(full, ids, SCALE, NUM_CODES, HEIGHT, WIDTH, row_lag)
     video = world.generate(text=TEXT, strategy=f"k={row_lag}", sampling=GREEDY)
     assert torch.equal(video.tokens, expected)
@@ -236,34 +236,38 @@ def test_what_users_get_wrong_is_said_in_one_line(folder, world, command, tmp_pa
         command("generate", "--model", model, *flags).assert_refused(message)
         assert not list(tmp_path.glob("*.png"))
 
-    refused('makes images from texts: give --text, such as "a house"')
+    refused('generates images from text: give --text, such as "a house"')
     refused(
-        "has a text tokenizer of its own: leave text_encoder", "--text", "a", *encoder(tmp_path)
+        "text_encoder and text_embedding must be left out: this", "--text", "a", *encoder(tmp_path)
     )
     refused(
-        "a text makes one image, got 2 frames: for several .* --images",
+        "num_frames must be 1 for a text, got 2: for several .* --images",
         "--text",
         "a",
         "--frames",
         2,
     )
     refused(
-        "makes images from texts alone: leave the prompt out", "--text", "a", "--prompt", folder
+        "prompt must be left out: this model takes texts alone", "--text", "a", "--prompt", folder
     )
-    refused("images from texts alone: leave the prompt out", "--text", "a", "--image", "a.png")
-    refused("text and image take 33 tokens, the model holds 32", "--text", "a " * 9)
-    refused("expected a text, got ' '", "--text", " ")
+    refused(
+        "prompt must be left out: this model takes texts alone", "--text", "a", "--image", "a.png"
+    )
+    refused("text and image need 33 tokens, the model holds 32", "--text", "a " * 9)
+    refused("text must be a non-empty string .*, got ' '", "--text", " ")
     refused("this model takes no actions", "--text", "a", "--actions", "forward")
-    refused("images is for a model that makes single images", "--images", 2, model="doom")
-    refused("this model reads no text", "--text", "a", model="doom")
-    with pytest.raises(ValueError, match="makes images from texts: expected a text, got Tensor"):
+    refused("images must be left out: this model generates videos", "--images", 2, model="doom")
+    refused("this model takes no text", "--text", "a", model="doom")
+    with pytest.raises(
+        ValueError, match="text must be a non-empty string for this model, got Tensor"
+    ):
         world.generate(text=torch.zeros(1, 2, 3))
-    with pytest.raises(ValueError, match="text must be one, or 1 of a batch, got 2"):
+    with pytest.raises(ValueError, match="text must be one, or a list of 1, got 2"):
         world.generate(text=[TEXT, ""])  # a guidance pair is not a batch
     with pytest.raises(ValueError, match="not a stream: call generate"):
         world.start(None)
     doom = diagd.VideoGenerator.from_pretrained("doom")
-    with pytest.raises(ValueError, match="this model reads no text, got text='a red house'"):
+    with pytest.raises(ValueError, match="this model takes no text, got text='a red house'"):
         doom.generate(smooth_frames(1, *doom.frame_size_px), "forward", text=TEXT)
 
 
@@ -287,14 +291,18 @@ def encoder(folder):
 def test_a_folder_without_its_text_tokenizer_is_refused(folder, tmp_path):
     bare = shutil.copytree(folder, tmp_path / "bare")
     (bare / "tokenizer_config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"bare: no text tokenizer of emu3: it has no token for"):
+    with pytest.raises(
+        ValueError, match=r"bare: not a text tokenizer of emu3: the tokenizer has no"
+    ):
         diagd.VideoGenerator.from_pretrained(bare)
     (bare / "tokenizer.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"text tokenizer not found: .*tokenizer\.json"):
         diagd.VideoGenerator.from_pretrained(bare)
     assert load_model(bare).vocab_size == NUM_CODES + 1  # tokens need none
     (bare / "config.json").unlink()
-    with pytest.raises(ValueError, match=r"Emu3 checkpoint: its config\.json, with vocabulary_map"):
+    with pytest.raises(
+        ValueError, match=r"Emu3 checkpoint: expected a config\.json with vocabulary_map beside it"
+    ):
         find_model(bare / "model.safetensors")
 
 

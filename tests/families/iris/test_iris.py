@@ -13,6 +13,7 @@ from diagd.families.checkpoints import find_model
 from diagd.families.presets import PRESETS
 from diagd.models.transformer import Transformer
 from tests import oracles
+from tests.families.images import check_converted
 from tests.families.iris.plain import (
     PlainAgentTokenizer,
     agent_tokenizer,
@@ -134,13 +135,9 @@ def test_frames_are_scaled_as_a_whole(world, released, command, tmp_path):
 
 
 def test_a_folder_of_ours_makes_the_same_video(world, released, command, tmp_path):
-    assert command("convert", released, tmp_path / "ours").code == 0
-    ours = diagd.VideoGenerator.from_pretrained(tmp_path / "ours")
-    frame = smooth_frames(1, 8 * SIDE, 8 * SIDE)
-    expected = world.generate(frame, "action 2*3", seed=4)
-    video = ours.generate(frame, "action 2*3", seed=4)
-    assert torch.equal(video.tokens, expected.tokens)
-    assert torch.equal(video.frames, expected.frames)
+    given = smooth_frames(1, 8 * SIDE, 8 * SIDE), "action 2*3"
+    video = world.generate(*given, seed=4)
+    ours = check_converted(command, released, tmp_path / "ours", video, *given, seed=4)
     assert (ours.defaults, ours.vocabulary) == (world.defaults, world.vocabulary)
 
 
@@ -169,7 +166,7 @@ def test_it_runs_at_the_command_line(released, command, tmp_path):
     assert outcome.code == 0, outcome.err
     assert outcome.document["runs"][-1]["strategy"] == "k=1"
     native = command("generate", *flags, "--backend", "native")
-    native.assert_refused("kernels have no cross-attention, position table or exact GELU in MLPs")
+    native.assert_refused("kernels do not support cross-attention, position tables, exact GELU")
 
 
 @pytest.mark.proves("IRIS", "evaluate")
@@ -215,10 +212,10 @@ def test_its_preset_is_that_of_the_paper():
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        ({"world_model.head_observations.indices": torch.zeros(8)}, "got 2 tokens a frame"),
+        ({"world_model.head_observations.indices": torch.zeros(8)}, "got 2 tokens"),
         ({"world_model.gate.weight": torch.zeros(8)}, "1 unknown tensor: gate.weight"),
         ({"world_model.transformer.ln_f.weight": None}, "1 missing tensor: transformer.ln_f"),
-        ({"world_model.head_rewards.indices": None}, "no 'head_rewards.indices' in it"),
+        ({"world_model.head_rewards.indices": None}, "missing key 'head_rewards.indices'"),
     ],
 )
 def test_files_that_are_none_are_refused_in_one_line(edit, message, weights, tmp_path):

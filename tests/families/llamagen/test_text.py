@@ -217,7 +217,7 @@ def test_what_is_missing_is_said_in_one_line(released, command, tmp_path):
         assert not list(tmp_path.glob("*.png"))
 
     refused("give --text", "generate", "--model", model)
-    refused("use it as it is, its text encoder is not stored", "convert", model, tmp_path / "ours")
+    refused("cannot be converted: its text encoder is stored", "convert", model, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
     config = json.loads((folder / T5 / "config.json").read_text())
     (folder / T5 / "config.json").write_text(json.dumps(config | {"d_model": 8}))
@@ -232,14 +232,16 @@ def test_what_is_missing_is_said_in_one_line(released, command, tmp_path):
 
 def test_a_world_is_not_saved_without_what_reads_its_texts(released, tmp_path):
     world = VideoGenerator.from_pretrained(released)
-    with pytest.raises(ValueError, match="use it as it is, its text encoder is not stored with it"):
+    with pytest.raises(
+        ValueError, match="cannot be converted: its text encoder is stored elsewhere"
+    ):
         world.save_pretrained(tmp_path / "saved")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_backend_whose_embeddings_cannot_be_written_is_refused():
     model = HuggingFaceModel(architecture("llama"))
-    with pytest.raises(ValueError, match="takes no text of vectors: choose another --backend"):
+    with pytest.raises(ValueError, match="does not support prompt embeddings: use another"):
         VectorPrompt(model, torch.arange(2), torch.zeros(2, 8), 3).make_cache(1, 9)
 
 
@@ -247,5 +249,5 @@ def test_an_encoder_whose_tokenizer_cannot_be_read_is_one_line(released, tmp_pat
     folder = shutil.copytree(released.parent / T5, tmp_path / T5)
     words = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps(words | {"model": {"type": "of 2030"}}))
-    with pytest.raises(ValueError, match=r"flan-t5-xl holds no T5 encoder: its text tokenizer ca"):
+    with pytest.raises(ValueError, match=r"flan-t5-xl: not a T5 encoder: text tokenizer ca"):
         text_states(TEXT, folder, PLACES)

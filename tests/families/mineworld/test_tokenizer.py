@@ -63,7 +63,7 @@ def test_a_mineworld_tokenizer_can_be_saved(tmp_path):
     [
         (
             lambda weights: weights.pop("model.quantize.embedding.weight"),
-            r"^the tokenizer: does not fit the config: 1 missing tensor: quantize\.embed",
+            r"^the tokenizer: does not match the config: 1 missing tensor: quantize\.embed",
         ),
         (
             lambda weights: weights.update({"model.loss": torch.zeros(1)}),
@@ -143,7 +143,9 @@ def test_the_tokenizer_is_found_where_the_yaml_names_it_or_beside(params, vae, r
 )
 def test_a_yaml_that_names_no_tokenizer_is_one_line(params, missing, released):
     found = released(params)
-    message = rf"300M_16f\.ckpt: no config names its tokenizer: name .* or its {missing} in the YAM"
+    message = (
+        rf"300M_16f\.ckpt: tokenizer not found: give its folder .* or its {missing} in the YAM"
+    )
     with pytest.raises(ValueError, match=message):
         tokenizer_of(found)
 

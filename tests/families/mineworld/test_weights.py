@@ -107,7 +107,7 @@ def test_a_frame_that_does_not_fit_is_refused_when_it_is_asked_for(tmp_path):
     world = VideoGenerator.from_pretrained(folder)
     assert (world.height, world.width, world.config.max_positions) == (14, 24, 156)
     with pytest.raises(
-        ValueError, match=r"^prompt and one frame take 683 slots, the context holds 1"
+        ValueError, match=r"^prompt and one frame need 683 slots, the context holds 1"
     ):
         world.generate(torch.zeros(8, 8, 3, dtype=torch.uint8), ["none"])
 

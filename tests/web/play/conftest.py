@@ -39,3 +39,29 @@ def serve(world):
             return stack.enter_context(serving(world, **options))
 
         yield start
+
+
+def loud(said):
+    blocked = "blocked by Playwright"  # a worker, as the test has asked
+    return said.type in ("error", "warning") and blocked not in said.text
+
+
+@pytest.fixture
+def visit(browser, serve):  # whose servers outlive the pages
+    """Open pages, each with a profile of its own; errors and warnings fail a quiet one's test."""
+    complaints = []
+    with contextlib.ExitStack() as stack:
+
+        def visit(url, quiet=True, **options):
+            context = browser.new_context(**options)
+            stack.callback(context.close)
+            context.set_default_timeout(60_000)  # the machine may be busy
+            page = context.new_page()
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            if quiet:
+                page.on("console", lambda said: loud(said) and complaints.append(said.text))
+            page.goto(url)
+            return page
+
+        yield visit
+    assert not complaints

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import uvicorn
 from websockets.sync.client import ClientConnection, connect
 
@@ -119,3 +120,17 @@ def wait_until(condition: Callable[[], Any]) -> None:
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.01)
+
+
+def drawn(page: Any) -> int:
+    """Return how many frames a page of a browser has drawn."""
+    return int(page.get_attribute("body", "data-frames") or 0)
+
+
+def wait_for_frames(page: Any, count: int) -> None:
+    """Wait until a page of a browser has drawn so many more frames."""
+    goal = drawn(page) + count
+    try:
+        wait_until(lambda: drawn(page) >= goal)
+    except AssertionError:
+        pytest.fail(f"{drawn(page)} of {goal} frames: {page.inner_text('body')}")

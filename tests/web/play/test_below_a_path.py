@@ -1,48 +1,21 @@
 """Pages behind a reverse proxy that serves them below a path, in the system's Chromium."""
 
-import contextlib
 import json
 
 import httpx
 import pytest
 
-from tests.web.play.serving import serving, wait_until
+from tests.web.play.serving import serving, wait_for_frames, wait_until
 from tests.web.proxy import proxied
 
 expect = pytest.importorskip("playwright.sync_api").expect
-
-
-@pytest.fixture
-def visit(browser):
-    """Open pages, which load everything from below the path and do not complain."""
-    with contextlib.ExitStack() as stack:
-        complaints = []
-
-        def visit(url):
-            context = browser.new_context()
-            stack.callback(context.close)
-            context.set_default_timeout(60_000)
-            page = context.new_page()
-            page.on("pageerror", lambda error: complaints.append(str(error)))
-            page.on("console", lambda said: complaints.append(said.text))
-            page.on("response", lambda one: complaints.extend([one.url] if not one.ok else []))
-            page.goto(url)
-            return page
-
-        yield visit
-    assert not complaints
-
-
-def wait_for(page, frames):
-    goal = int(page.get_attribute("body", "data-frames") or 0) + frames
-    wait_until(lambda: int(page.get_attribute("body", "data-frames") or 0) >= goal)
 
 
 def test_a_server_is_played_below_a_path(visit, world, tmp_path):
     with serving(world) as served, proxied(served.address) as address:
         assert httpx.get(address.removesuffix("world/")).status_code == 404
         page = visit(address)
-        wait_for(page, 2)
+        wait_for_frames(page, 2)
         pictures = "() => [...document.querySelectorAll('#scenes img')].map(i => i.naturalWidth)"
         wait_until(lambda: all(page.evaluate(pictures)))
         with page.expect_download() as download:
@@ -55,10 +28,10 @@ def test_a_server_is_played_below_a_path(visit, world, tmp_path):
         )
         page.get_by_role("link", name="dream in this browser").click()
         expect(page.locator("#computed")).to_contain_text("this browser")
-        wait_for(page, 2)
+        wait_for_frames(page, 2)
         page.get_by_role("link", name="let the server dream").click()
         expect(page.locator("#computed")).to_contain_text("native")
-        wait_for(page, 2)
+        wait_for_frames(page, 2)
         assert page.url == address
         page.close()  # before the server goes, of which it complains
 
@@ -68,13 +41,13 @@ def test_an_exported_world_is_played_below_a_path(visit, world):
 
     with hosted(str(world)) as site, proxied(site.split("/")[2]) as address:
         page = visit(address)
-        wait_for(page, 2)
+        wait_for_frames(page, 2)
         assert page.evaluate("navigator.serviceWorker.controller.scriptURL") == address + (
             "offline.js"
         )
         page.context.set_offline(True)
         page.reload()
-        wait_for(page, 2)
+        wait_for_frames(page, 2)
 
 
 def test_a_proxy_that_changes_the_name_of_the_host_is_refused_the_socket(world):

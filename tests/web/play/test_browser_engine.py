@@ -14,10 +14,9 @@ from diagd.pipeline.scenes import model_scenes
 from diagd.web.play.export import export
 from diagd.web.play.options import ExportWebOptions
 from diagd.web.play.session import Controls, Session, SessionLog, checksum_of
-from tests.web.play.serving import serving, wait_until
+from tests.web.play.serving import serving, wait_for_frames, wait_until
 
 expect = pytest.importorskip("playwright.sync_api").expect
-PATIENCE_MS = 60_000
 
 
 @pytest.fixture(scope="module")
@@ -27,38 +26,6 @@ def site(world):
 
     with hosted(str(world)) as address:
         yield address
-
-
-@pytest.fixture
-def visit(browser):
-    """Open pages, each with a profile of its own, which must not complain unless told."""
-    contexts, complaints = [], []
-
-    def visit(url, quiet=True, **options):
-        contexts.append(browser.new_context(**options))
-        contexts[-1].set_default_timeout(PATIENCE_MS)
-        page = contexts[-1].new_page()
-        if quiet:
-            page.on("pageerror", lambda error: complaints.append(str(error)))
-            page.on(
-                "console",
-                lambda said: complaints.append(said.text) if said.type == "error" else None,
-            )
-        page.goto(url)
-        return page
-
-    yield visit
-    for context in contexts:
-        context.close()
-    assert not complaints
-
-
-def wait_for(page, frames):
-    try:
-        wait_until(lambda: int(page.get_attribute("body", "data-frames") or 0) >= frames)
-    except AssertionError:
-        count = page.get_attribute("body", "data-frames")
-        pytest.fail(f"{count} of {frames} frames: {page.inner_text('body')}")
 
 
 def dream_of(page):
@@ -89,14 +56,14 @@ def each(dream, name):
 
 def test_every_frame_is_that_of_python_with_two_threads(visit, site, world):
     page = visit(site + "?threads=2")
-    wait_for(page, 12)
+    wait_for_frames(page, 12)
     assert page.evaluate("crossOriginIsolated")
     expect(page.locator("#computed")).to_have_text("int8, this browser, 2 threads")
     page.keyboard.down("KeyW")
-    wait_for(page, 24)
+    wait_for_frames(page, 12)
     page.keyboard.press("o")  # another strategy
     page.keyboard.down("KeyA")
-    wait_for(page, 50)
+    wait_for_frames(page, 26)
     dream = dream_of(page)
     assert len(dream["frames"]) >= 45
     assert len(set(each(dream, "action"))) > 1
@@ -111,7 +78,7 @@ def test_a_world_that_remembers_less_is_the_same_here_and_in_python(visit, world
     write_defaults(short, GenerationDefaults(remember=3))
     with hosted(str(short)) as address:
         page = visit(address)
-        wait_for(page, 8)
+        wait_for_frames(page, 8)
         expect(page.locator("#context")).to_contain_text("remembers 3 of at most 3")
         dream = dream_of(page)
         found = each(dream, "checksum")
@@ -130,16 +97,16 @@ def test_a_dream_waits_for_the_picture_of_its_start(visit, site, answer):
     assert page.get_attribute("body", "data-frames") is None
     for route in held:
         getattr(route, answer)()
-    wait_for(page, 8)
+    wait_for_frames(page, 8)
 
 
 def test_a_link_plays_a_dream_again(visit, site):
     page = visit(site)
-    wait_for(page, 2)
+    wait_for_frames(page, 2)
     page.keyboard.press("2")
     page.get_by_role("button", name="Start 3").click()
     page.keyboard.down("KeyD")
-    wait_for(page, 15)
+    wait_for_frames(page, 13)
     dream = dream_of(page)
     page.get_by_role("button", name="Copy a link").click()
     wait_until(lambda: "#dream=" in page.evaluate("location.hash"))
@@ -155,7 +122,7 @@ def test_a_link_plays_a_dream_again(visit, site):
 )
 def test_a_link_that_is_none_is_refused_and_the_page_plays(visit, site, link):
     page = visit(site + link)
-    wait_for(page, 2)
+    wait_for_frames(page, 2)
     if link != "#dream=!":
         said = "not a saved dream" if link == "#dream=AAAA" else "this dream asks for what"
         expect(page.locator("#toast")).to_contain_text(f"That did not work: {said}")
@@ -163,7 +130,7 @@ def test_a_link_that_is_none_is_refused_and_the_page_plays(visit, site, link):
 
 def test_a_link_pasted_over_a_dream_that_plays_is_followed(visit, site):
     page = visit(site)
-    wait_for(page, 2)
+    wait_for_frames(page, 2)
     page.evaluate("location.hash = '#dream=AAAA'")
     expect(page.locator("#toast")).to_contain_text("That did not work: not a saved dream.")
 
@@ -172,7 +139,7 @@ def test_a_browser_that_records_no_video_says_so(visit, site):
     page = visit("about:blank")
     page.add_init_script("delete globalThis.MediaRecorder")
     page.goto(site)
-    wait_for(page, 2)
+    wait_for_frames(page, 2)
     page.keyboard.press("v")
     expect(page.locator("#toast")).to_have_text("This browser records no video.")
     expect(page.locator("#hud-recording")).to_be_hidden()
@@ -180,7 +147,7 @@ def test_a_browser_that_records_no_video_says_so(visit, site):
 
 def test_a_dream_that_is_gone_cannot_be_saved_and_the_page_says_so(visit, site):
     page = visit(site, quiet=False, service_workers="block")
-    wait_for(page, 2)
+    wait_for_frames(page, 2)
     page.evaluate("dispatchEvent(new ErrorEvent('error', { message: 'by the test' }))")
     expect(page.locator("#curtain-text")).to_contain_text("The page broke down (by the test)")
     page.route("**/world/world.bin*", lambda route: route.abort())
@@ -192,17 +159,17 @@ def test_a_dream_that_is_gone_cannot_be_saved_and_the_page_says_so(visit, site):
 
 def test_it_plays_without_the_host_once_it_was_loaded(visit, site):
     page = visit(site)
-    wait_for(page, 2)
+    wait_for_frames(page, 2)
     page.reload()  # through the service worker from its first byte
-    wait_for(page, 2)
+    wait_for_frames(page, 2)
     page.context.set_offline(True)
     page.reload()
-    wait_for(page, 3)
+    wait_for_frames(page, 3)
 
 
 def test_a_host_may_redirect(visit, site):
     page = visit(site, quiet=False)  # the listing of a folder has no icon
-    wait_for(page, 1)
+    wait_for_frames(page, 1)
     page.reload()  # through the service worker from its first byte
     page.goto(site + "static")
     assert page.url == site + "static/"
@@ -210,7 +177,7 @@ def test_a_host_may_redirect(visit, site):
 
 def test_what_computes_does_not_push_the_state_out_of_a_narrow_window(visit, site):
     page = visit(site, viewport={"width": 320, "height": 640})
-    wait_for(page, frames=1)
+    wait_for_frames(page, 1)
     page.locator("#computed").evaluate("small => small.textContent += ', of another name'")
     right = page.locator("#state").evaluate("state => state.getBoundingClientRect().right")
     assert right <= 320 == page.evaluate("document.documentElement.scrollWidth")
@@ -227,7 +194,7 @@ def test_a_page_that_is_opened_as_a_file_says_what_it_needs(visit, world, tmp_pa
 
 def test_without_isolation_it_runs_on_one_thread(visit, site):
     page = visit(site + "?threads=2", service_workers="block")
-    wait_for(page, 3)
+    wait_for_frames(page, 3)
     assert not page.evaluate("crossOriginIsolated")
     expect(page.locator("#computed")).to_have_text("int8, this browser, 1 thread")
 
@@ -235,10 +202,10 @@ def test_without_isolation_it_runs_on_one_thread(visit, site):
 def test_without_a_gpu_one_that_is_asked_for_is_a_sentence(visit, site):
     page = visit(site + "?engine=webgpu")
     expect(page.locator("#toast")).to_contain_text("No GPU writes this dream")
-    wait_for(page, 3)
+    wait_for_frames(page, 3)
     expect(page.locator("#computed")).to_contain_text("thread")
     quiet = visit(site)
-    wait_for(quiet, 3)
+    wait_for_frames(quiet, 3)
     expect(quiet.locator("#toast")).to_be_hidden()
 
 
@@ -275,7 +242,7 @@ def test_what_is_broken_is_one_sentence_on_the_page(visit, site, name, change, s
 
 def test_a_video_is_kept(visit, site):
     page = visit(site)
-    wait_for(page, 2)
+    wait_for_frames(page, 2)
     page.keyboard.press("v")
     page.wait_for_timeout(1000)  # shorter ones have no frame in them
     with page.expect_download() as download:
@@ -287,9 +254,9 @@ def test_a_video_is_kept(visit, site):
 def test_the_server_offers_the_browser_as_its_other_engine(visit, world):
     with serving(world) as served:
         page = visit(served.url)
-        wait_for(page, 2)
+        wait_for_frames(page, 2)
         page.get_by_role("link", name="dream in this browser").click()
         expect(page.locator("#computed")).to_contain_text("this browser")
-        wait_for(page, 3)
+        wait_for_frames(page, 3)
         assert page.evaluate("crossOriginIsolated")
         expect(page.get_by_role("link", name="let the server dream")).to_be_visible()

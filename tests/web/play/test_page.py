@@ -16,7 +16,7 @@ from PIL import Image
 from diagd.data.video import read_video, write_image
 from diagd.web.play.player import from_picture, to_jpeg
 from diagd.web.play.session import Session, load_log
-from tests.web.play.serving import serving, wait_until
+from tests.web.play.serving import serving, wait_for_frames, wait_until
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames, write_scenes, write_world
 
 expect = pytest.importorskip("playwright.sync_api").expect
@@ -31,49 +31,11 @@ def shared(world):
 
 
 @pytest.fixture
-def visit(browser, serve):  # whose servers outlive the pages
-    """Open pages; whatever the console says that is no note fails the test."""
-    contexts, complaints = [], []
-
-    def visit(served, quiet=True, query="", **options):
-        context = browser.new_context(**options)
-        context.set_default_timeout(PATIENCE_MS)
-        contexts.append(context)
-        page = context.new_page()
-        if quiet:
-            page.on("pageerror", lambda error: complaints.append(str(error)))
-            page.on(
-                "console",
-                lambda said: (
-                    complaints.append(said.text) if said.type in ("error", "warning") else None
-                ),
-            )
-        page.goto(served.url + query)
-        return page
-
-    yield visit
-    for context in contexts:
-        context.close()
-    assert not complaints
-
-
-@pytest.fixture
 def page(visit, shared):
     """Open a page of the shared server that has drawn a frame."""
-    page = visit(shared)
+    page = visit(shared.url)
     wait_for_frames(page, 1)
     return page
-
-
-def drawn(page):
-    """Frames that the page has drawn."""
-    return int(page.get_attribute("body", "data-frames") or 0)
-
-
-def wait_for_frames(page, count):
-    """Wait until so many more frames are drawn."""
-    goal = drawn(page) + count
-    wait_until(lambda: drawn(page) >= goal)
 
 
 def picture(page):
@@ -92,7 +54,7 @@ def text(page, selector, pattern):
 
 
 def test_the_page_loads_and_the_world_moves(visit, shared):
-    page = visit(shared)
+    page = visit(shared.url)
     wait_for_frames(page, 3)
     text(page, "#state", "^live$")
     text(page, "#steps", "^7$")
@@ -107,7 +69,7 @@ def test_the_page_loads_and_the_world_moves(visit, shared):
 
 
 def test_a_key_is_timed_and_shown(visit, shared):
-    page = visit(shared)
+    page = visit(shared.url)
     for key, action in (("KeyA", "left"), ("ArrowRight", "right")):
         wait_for_frames(page, 2)
         page.keyboard.down(key)
@@ -123,7 +85,7 @@ def test_a_slow_world_says_so_and_what_helps(visit, serve, monkeypatch):
     tokenizer = served.scheduler.world.tokenizer
     paint = tokenizer.decode
     monkeypatch.setattr(tokenizer, "decode", lambda *given: time.sleep(1.3) or paint(*given))
-    page = visit(served)
+    page = visit(served.url)
     wait_for_frames(page, 3)
     text(page, "#hud-fps", r"^0\.[3-7]\d frames/s$")
     expect(page.locator("#faster")).to_be_hidden()  # nothing that is known to be faster
@@ -138,7 +100,7 @@ def test_a_slow_world_says_so_and_what_helps(visit, serve, monkeypatch):
 
 def test_a_key_changes_the_picture(visit, shared, generator):
     """What is shown is what its actions lead to; without the key it would be something else."""
-    page = visit(shared)
+    page = visit(shared.url)
     player = only_player(shared)
     wait_for_frames(page, 2)
     page.keyboard.press("KeyW")  # a key that is let go at once counts, too
@@ -224,7 +186,7 @@ def test_a_button_whose_key_is_down_is_let_go_with_its_focus(page):
 
 def test_keys_have_the_letters_of_the_keyboard_that_is_here(visit, shared, browser):
     """A French one: what is W to the browser has Z on it. Shortcuts are letters, wherever."""
-    page = visit(shared)
+    page = visit(shared.url)
     page.add_init_script(
         "navigator.keyboard.getLayoutMap = async () => new Map([['KeyW', 'z'], ['KeyA', 'q']])"
     )
@@ -243,7 +205,7 @@ def test_keys_have_the_letters_of_the_keyboard_that_is_here(visit, shared, brows
 def test_a_server_that_hangs_is_given_up(visit, shared, monkeypatch):
     """Twenty seconds go by at once, in which nothing comes: the dream is paused."""
     monkeypatch.setattr("diagd.web.play.scheduler.ALIVE_SECONDS", 1e9)
-    page = visit(shared, quiet=False)
+    page = visit(shared.url, quiet=False)
     page.clock.install()
     page.reload()
     wait_for_frames(page, 2)
@@ -256,7 +218,7 @@ def test_a_server_that_hangs_is_given_up(visit, shared, monkeypatch):
 
 
 def test_the_recording_of_a_dream_that_was_lost_is_downloaded(visit, shared):
-    page = visit(shared, quiet=False)
+    page = visit(shared.url, quiet=False)
     sockets = []
 
     def connect(socket):
@@ -293,7 +255,7 @@ def test_a_picture_that_cannot_be_drawn_ends_the_dream_in_words(page, shared):
 
 
 def test_a_page_that_is_opened_in_the_background_waits_to_be_seen(visit, shared):
-    page = visit(shared)
+    page = visit(shared.url)
     hide = "Object.defineProperty(document, 'hidden', { get: () => true })"
     page.add_init_script(hide)
     page.reload()
@@ -308,7 +270,7 @@ def test_a_page_that_is_opened_in_the_background_waits_to_be_seen(visit, shared)
 def test_the_page_comes_back_when_the_server_does(visit, world):
     with serving(world) as served:
         port = served.port
-        page = visit(served, quiet=False)
+        page = visit(served.url, quiet=False)
         wait_for_frames(page, 2)
         page.get_by_role("button", name="k=2").click()
         text(page, "#steps", "^9$")
@@ -333,7 +295,7 @@ def test_a_recording_is_a_playable_mp4(page, tmp_path):
 
 
 def test_a_session_is_saved_and_replayed_exactly(visit, shared, tmp_path, monkeypatch):
-    page = visit(shared)
+    page = visit(shared.url)
     wait_for_frames(page, 3)
     page.keyboard.press("KeyA")
     wait_for_frames(page, 3)
@@ -355,7 +317,7 @@ def test_a_session_is_saved_and_replayed_exactly(visit, shared, tmp_path, monkey
 
 
 def test_a_dream_is_shared_as_a_link_and_a_picture_of_one_s_own_is_not(visit, shared, tmp_path):
-    page = visit(shared, quiet=False)
+    page = visit(shared.url, quiet=False)
     wait_for_frames(page, 2)
     page.get_by_role("button", name="Start 3").click()
     page.keyboard.down("KeyA")
@@ -377,7 +339,7 @@ def test_a_dream_is_shared_as_a_link_and_a_picture_of_one_s_own_is_not(visit, sh
 
 def test_engines_of_one_server_read_each_other_s_dreams(visit, world, tmp_path):
     with serving(world, dtype="int8") as served:
-        pages = [visit(served, quiet=False, query=query) for query in ("", "?engine=browser")]
+        pages = [visit(served.url + query, quiet=False) for query in ("", "?engine=browser")]
         for page, other in (pages, pages[::-1]):
             wait_for_frames(page, 2)
             page.get_by_role("button", name="Start 2").click()
@@ -404,7 +366,7 @@ def test_engines_of_one_server_read_each_other_s_dreams(visit, world, tmp_path):
 
 
 def test_a_number_of_frames_is_shown_where_there_is_one(visit, shared):
-    page = visit(shared)
+    page = visit(shared.url)
     page.add_init_script(
         """new MutationObserver(() => {
           for (const id of ["hud-fps", "fps"]) {
@@ -425,7 +387,7 @@ def test_a_number_of_frames_is_shown_where_there_is_one(visit, shared):
 
 
 def test_the_page_fills_the_screen(visit, shared):
-    page = visit(shared)
+    page = visit(shared.url)
     wait_for_frames(page, 1)
     page.get_by_role("button", name="Full screen").click()
     leave = page.get_by_role("button", name="Leave full screen")
@@ -442,7 +404,7 @@ def test_the_page_fills_the_screen(visit, shared):
 def test_a_picture_of_one_s_own_and_one_that_is_none(visit, shared, tmp_path):
     write_image(tmp_path / "view.png", smooth_frames(1, 60, 90, seed=9)[0])
     (tmp_path / "fake.png").write_text("no picture")
-    page = visit(shared, quiet=False)
+    page = visit(shared.url, quiet=False)
     wait_for_frames(page, 1)
     page.set_input_files("#upload-file", tmp_path / "view.png")
     text(page, "#toast", "begins in your picture")
@@ -454,13 +416,13 @@ def test_a_picture_of_one_s_own_and_one_that_is_none(visit, shared, tmp_path):
 
 def test_two_pages_play_at_once_and_a_third_is_told_why_not(visit, world):
     with serving(world, max_sessions=2) as served:
-        pages = [visit(served), visit(served)]
+        pages = [visit(served.url), visit(served.url)]
         for page in pages:
             wait_for_frames(page, 3)
         pages[0].get_by_role("button", name="k=2").click()
         text(pages[0], "#steps", "^9$")
         text(pages[1], "#steps", "^7$")
-        third, fourth = visit(served), visit(served)
+        third, fourth = visit(served.url), visit(served.url)
         text(fourth, "#curtain-text", "^All 2 places are taken: 1 before you.$")
         text(fourth, "#state", "^waiting for a place$")
         fourth.keyboard.press("KeyA")  # harms nothing
@@ -506,7 +468,7 @@ def boxes(page, *selectors):
 
 @pytest.mark.parametrize("shape", [(8, 8), (12, 8), (3, 24)], ids=["square", "tall", "wide"])
 def test_picture_and_keys_fit_into_the_window(shape, visit, shaped):
-    page = visit(shaped(*shape))
+    page = visit(shaped(*shape).url)
     wait_for_frames(page, 1)
     for window in ((1280, 720), (1440, 900), (390, 844), (844, 390)):
         page.set_viewport_size({"width": window[0], "height": window[1]})
@@ -526,7 +488,7 @@ def test_picture_and_keys_fit_into_the_window(shape, visit, shaped):
 
 @pytest.mark.parametrize("shape", [(8, 8), (12, 8), (3, 24)], ids=["square", "tall", "wide"])
 def test_a_phone_shows_picture_keys_scenes_strategies_tokens_in_this_order(shape, visit, shaped):
-    page = visit(shaped(*shape), viewport={"width": 390, "height": 844}, has_touch=True)
+    page = visit(shaped(*shape).url, viewport={"width": 390, "height": 844}, has_touch=True)
     wait_for_frames(page, 1)
     column = boxes(page, ".stage", "#pad", "#scenes", "#strategies", "#grid", ".readings")
     for above, below in itertools.pairwise(column):
@@ -537,7 +499,7 @@ def test_a_phone_shows_picture_keys_scenes_strategies_tokens_in_this_order(shape
 
 @pytest.mark.parametrize("widths", [(320, 390), (768, 1440)], ids=["thumbs", "mouse"])
 def test_nothing_sticks_out_at_any_width(widths, visit, shared):
-    page = visit(shared, has_touch=widths[0] < 500)
+    page = visit(shared.url, has_touch=widths[0] < 500)
     wait_for_frames(page, 1)
     for width in widths:
         page.set_viewport_size({"width": width, "height": 800})

@@ -24,7 +24,7 @@ def test_clips_and_images_of_a_folder_are_scenes_in_order_of_their_names(
     write_image(tmp_path / "a_view.png", smooth_frames(1, 60, 60)[0])
     (tmp_path / "notes.txt").write_text("nothing to see")
     image, clip = folder_scenes(tmp_path, generator, 3)
-    assert capsys.readouterr().err.endswith("left out, as nothing that is read here: notes.txt\n")
+    assert capsys.readouterr().err.endswith("skipped files of other types: notes.txt\n")
     assert (image.name, clip.name) == ("a view", "b clip")
     assert image.frames.shape == (1, HEIGHT_PX, WIDTH_PX, 3)
     assert clip.frames.shape == (3, HEIGHT_PX, WIDTH_PX, 3)

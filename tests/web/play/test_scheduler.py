@@ -212,7 +212,7 @@ def test_a_start_that_does_not_fit_ends_the_session_with_the_reason(generator):
 
     note = asyncio.run(scenario())
     assert isinstance(note.message, Ended)
-    assert note.message.message.startswith("The dream ended: prompt and one frame take")
+    assert note.message.message.startswith("The dream ended: prompt and one frame need")
 
 
 def test_there_is_a_most_and_who_leaves_makes_room(generator):

@@ -90,16 +90,6 @@ def test_it_says_which_step_wrote_each_token(row_lag, generator, start):
     assert session.num_steps == max(written_at) + 1
 
 
-def test_a_seed_makes_another_dream(generator, start):
-    dreams = []
-    for seed in (1, 1, 2):
-        session = Session(generator, SessionLog(start.frames, start.actions, seed))
-        for _ in range(3):
-            session.advance("forward", Controls(Diagonal(1), 2.0, 1.0))
-        dreams.append([record.checksum for record in session.history])
-    assert dreams[0] == dreams[1] != dreams[2]
-
-
 def test_what_was_let_in_is_not_checked_again(generator, start, monkeypatch):
     """Messages, saved dreams and options are doors; behind them stands the kernels' boundary."""
 

@@ -133,11 +133,11 @@ def test_no_more_than_the_first_frames_are_decoded(clip):
 
 
 def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded():
-    with pytest.raises(ValueError, match="may have 0 megapixels, it has 48x90"):
+    with pytest.raises(ValueError, match="must have at most 0 megapixels, is 48x90"):
         decode(image("PNG"), 1, 1, 48 * 90 - 1)
     header = bytearray(image("PNG"))
     header[16:24] = (30000).to_bytes(4) * 2
-    with pytest.raises(ValueError, match=r"megapixels, it has 30000x30000|damaged"):
+    with pytest.raises(ValueError, match=r"megapixels, is 30000x30000|damaged"):
         upload(bytes(header))
 
 

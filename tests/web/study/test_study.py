@@ -133,7 +133,10 @@ def test_a_system_may_have_a_checkpoint_of_its_own(make, world, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--strategy", "raster", "naive"), r"a strategy looks like raster, k=2, .*, got 'naive'"),
+        (
+            ("--strategy", "raster", "naive"),
+            r"strategy must look like raster, k=2, .*, got 'naive'",
+        ),
         (("--strategy", "k=1"), r"expected two or more different systems, got k=1"),
         (("--strategy", "raster", "k=9"), r"row_lag must be in \[1, width=5\], got 9"),
         (("--context-frames", "6"), r"prompt\.mp4: expected at least 6 frames .*, got 5"),
@@ -223,7 +226,7 @@ def test_a_taken_port_is_refused(command, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         outcome = command("study", "--pairs", folder, "--port", port)
-    outcome.assert_refused(rf"cannot listen on 127\.0\.0\.1:{port}: ")
+    outcome.assert_refused(rf"cannot listen on 127\.0\.0\.1:{port}: .*in use")
     assert not (folder / "study.db").exists()  # the port is looked at first
 
 

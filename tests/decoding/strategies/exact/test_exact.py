@@ -87,12 +87,6 @@ def test_fewer_steps_than_tokens_where_the_model_is_sure():
         assert out.stats.num_steps < 45  # of 60
 
 
-def test_lanes_are_chosen_by_what_steps_cost_unless_given():
-    case = Case()
-    exact = generate(model_of("native"), case, "exact")
-    assert torch.equal(exact.tokens, generate(model_of("native"), case).tokens)
-
-
 def start(case: Case, **keywords) -> diagd.DecodingEngine:
     engine = diagd.DecodingEngine(
         model_of("native"),
