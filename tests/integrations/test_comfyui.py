@@ -179,7 +179,7 @@ def test_the_workflow_fits_the_nodes_and_runs(nodes):
                 assert ends[1:3] == [node["id"], slot]
                 assert target["inputs"][ends[4]]["link"] == link
                 assert target["inputs"][ends[4]]["type"] == output["type"] == ends[5]
-        linked = {one["name"]: made.get(one["link"]) for one in node["inputs"]}
+        linked: dict[str, Any] = {one["name"]: made.get(one["link"]) for one in node["inputs"]}
         if (kind := nodes.get(node["type"])) is None:
             assert node["type"] == "SaveAnimatedWEBP"  # of ComfyUI itself
             assert linked["images"].shape == (16, 112, 192, 3)
