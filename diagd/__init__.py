@@ -13,35 +13,39 @@ if TYPE_CHECKING:
     from diagd.decoding.engine import Batch
     from diagd.decoding.generate_tokens import (
         DecodingEngine,
+        GeneratedGrids,
         GeneratedTokens,
+        generate_grids,
         generate_tokens,
         write_frames,
     )
     from diagd.decoding.sampling_options import SamplingOptions
-    from diagd.decoding.schedule import DiagonalSchedule, FrameFormat, TokenGrid
+    from diagd.decoding.schedule import DiagonalSchedule, FrameFormat, Section, TokenGrid, make_plan
     from diagd.decoding.strategies.table import Diagonal, Exact, Raster, parse_strategy
     from diagd.families.checkpoints import load_model, save_model
     from diagd.gym import GymEnv, GymVectorEnv
     from diagd.models.guidance import GuidedModel
     from diagd.models.huggingface import HuggingFaceModel
     from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
+    from diagd.pipeline.glm_image import GeneratedPicture, GlmImage
     from diagd.pipeline.hf_generate import custom_generate
 
 __version__ = "0.2.0"
 _NAMES = {  # by the module that defines them
     "decoding.engine": ("Batch",),
     "decoding.generate_tokens": (
-        *("DecodingEngine", "GeneratedTokens"),
-        *("generate_tokens", "write_frames"),
+        *("DecodingEngine", "GeneratedGrids", "GeneratedTokens"),
+        *("generate_grids", "generate_tokens", "write_frames"),
     ),
     "decoding.sampling_options": ("SamplingOptions",),
-    "decoding.schedule": ("DiagonalSchedule", "FrameFormat", "TokenGrid"),
+    "decoding.schedule": ("DiagonalSchedule", "FrameFormat", "Section", "TokenGrid", "make_plan"),
     "decoding.strategies.table": ("Diagonal", "Exact", "Raster", "parse_strategy"),
     "families.checkpoints": ("load_model", "save_model"),
     "gym": ("GymEnv", "GymVectorEnv"),
     "models.guidance": ("GuidedModel",),
     "models.huggingface": ("HuggingFaceModel",),
     "pipeline.generator": ("GeneratedVideo", "VideoGenerator"),
+    "pipeline.glm_image": ("GeneratedPicture", "GlmImage"),
     "pipeline.hf_generate": ("custom_generate",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

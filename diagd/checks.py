@@ -80,3 +80,12 @@ def whole(value: SupportsIndex, name: str) -> int:
         return operator.index(value)
     except TypeError:
         raise ValueError(f"{name} must be a whole number, got {brief(value)}") from None
+
+
+def read_size(text: str, name: str, example: str) -> tuple[int, int]:
+    """Read a text HEIGHTxWIDTH, such as the example, or raise ValueError with the name."""
+    if not (match := re.fullmatch(r"(\d{1,6})x(\d{1,6})", text.strip(), flags=re.ASCII)):
+        raise ValueError(
+            f"{name} must look like HEIGHTxWIDTH (for example {example}), got {text!r}"
+        )
+    return int(match[1]), int(match[2])

@@ -53,6 +53,11 @@ COMMANDS = {
         "web.play.server:play",
         needs=("fastapi", "uvicorn", "websockets"),
     ),
+    "serve": Command(
+        "serve a model to programs: images by OpenAI's API, videos",
+        "web.serve.server:serve",
+        needs=("fastapi", "uvicorn", "prometheus_client", "python_multipart"),
+    ),
     "export-web": Command(
         "export a world to a web page that needs no server",
         "web.play.export:export",

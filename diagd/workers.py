@@ -93,23 +93,13 @@ def _do_with_ray(
     tasks: Sequence[Task], make: Callable[[], Worker[Task, Result]], pool: Pool
 ) -> Iterator[tuple[Task, Result | ValueError]]:
     require("--workers", "ray")
-    if pool.address is None:  # Ray's processes listen on the network: require a token
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        os.environ["RAY_AUTH_MODE"] = "token"
-    import ray  # slow to import, and one process does not need it
+    ray = start_ray(pool.address)
     from ray.exceptions import RayActorError
     from ray.util import ActorPool
 
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(
-        address=pool.address,
-        include_dashboard=False if pool.address is None else None,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
     count, cpus, gpus = min(pool.workers, len(tasks)), pool.worker_cpus, pool.worker_gpus
     try:
-        _check_resources(count, {"CPU": cpus, "GPU": gpus}, ray.cluster_resources())
+        check_resources(count, {"CPU": cpus, "GPU": gpus}, ray.cluster_resources())
         start: Any = ray.remote(_Actor).options(
             num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=RETRIES
         )
@@ -130,7 +120,30 @@ def _do_with_ray(
         ray.shutdown()
 
 
-def _check_resources(
+def start_ray(address: str | None) -> Any:
+    """Import Ray, and start it here or join a cluster; `stop_ray` ends it."""
+    if address is None:  # Ray's processes listen on the network: require a token
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        os.environ["RAY_AUTH_MODE"] = "token"
+    import ray  # slow to import, and one process does not need it
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(
+        address=address,
+        include_dashboard=False if address is None else None,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    return ray
+
+
+def stop_ray() -> None:
+    import ray
+
+    ray.shutdown()
+
+
+def check_resources(
     count: int, shares: Mapping[str, float], available: Mapping[str, float]
 ) -> None:
     """Reject more workers than there is room for: Ray would wait forever."""

@@ -9,7 +9,8 @@ import pytest
 from diagd.cli import COMMANDS
 from diagd.extras import EXTRAS, missing_modules, require
 
-MODULES = {"ray[client]": "ray"}  # where a package's name is another
+MODULES = {"ray[client,serve]": "ray"}  # where a package's name is another
+MODULES |= {name: name.replace("-", "_") for name in ("prometheus-client", "python-multipart")}
 
 
 def test_extras_are_those_of_the_package():

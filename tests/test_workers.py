@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from diagd.evaluation.results import read_results
-from diagd.workers import Pool, _Actor, _check_resources, do_tasks
+from diagd.workers import Pool, _Actor, check_resources, do_tasks
 from tests.evaluation.lines import write_clips
 
 
@@ -114,8 +114,8 @@ def test_who_does_not_know_the_token_runs_no_code_in_workers():
 )
 def test_more_than_there_is_is_refused(count, shares, message):
     with pytest.raises(ValueError, match=message):
-        _check_resources(count, shares, {"CPU": 4.0})
-    _check_resources(4, {"CPU": 1, "GPU": 0}, {"CPU": 4.0})
+        check_resources(count, shares, {"CPU": 4.0})
+    check_resources(4, {"CPU": 1, "GPU": 0}, {"CPU": 4.0})
 
 
 @pytest.mark.parametrize(

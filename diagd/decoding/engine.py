@@ -29,6 +29,7 @@ from diagd.decoding.schedule import (
     DecodePlan,
     FrameFormat,
     Order,
+    Section,
     SequenceLayout,
     make_plan,
 )
@@ -81,7 +82,8 @@ class Batch:
         self.num_steps = 0
         self._run: StepFunction | None = None
         blank = torch.zeros(8, 1, 1, dtype=torch.int64, device=self.buffers.tokens.device)
-        self._blank = self.with_coordinates(blank)
+        turned = model.coordinates(blank[0])
+        self._blank = blank if turned is None else torch.cat([blank, turned])
         lane = Lanes.of(self._blank)
         for field in (lane.slots, lane.inputs, lane.outputs):
             field.fill_(self.scratch)
@@ -91,34 +93,41 @@ class Batch:
         """Streams that were admitted and not closed, by their sequences."""
         return [one for ref in self._streams if (one := ref()) is not None]
 
+    def free_place(self, count: int) -> int | None:
+        """Return the first of so many free sequences in a row; None if there are none."""
+        first = 0
+        for stream in self.streams:
+            if stream.first - first >= count:
+                break
+            first = stream.end
+        return first if first + count <= self.num_sequences else None
+
     def admit(
         self,
         frame: FrameFormat,
         sampling: SamplingOptions | None = None,
         seed: int = 0,
         *,
+        model: CausalModel | None = None,
         max_slots: int | None = None,
         keep_frames: int | None = None,
     ) -> "Stream":
         """Assign the first free sequences to a stream, a neighbour for each guidance scale.
 
-        The stream must be prefilled next; arguments are those of `DecodingEngine`. ValueError if
-        the batch is full.
+        The stream must be prefilled next. `model` is the batch's, guided in the stream's own way;
+        the other arguments are those of `DecodingEngine`. ValueError if the batch is full.
         """
-        needed, first = 1 + len(self.model.scales), 0
-        for stream in self.streams:
-            if stream.first - first >= needed:
-                break
-            first = stream.first + stream.num_sequences
-        if first + needed > self.num_sequences:
+        model = model or self.model
+        needed = 1 + len(model.scales)
+        if (first := self.free_place(needed)) is None:
             taken = sum(stream.num_sequences for stream in self.streams)
             raise ValueError(
                 f"batch is full: expected {needed} free sequences in a row, "
                 f"{taken} of {self.num_sequences} are in use"
             )
-        longest = min(self.scratch - frame.num_action_tokens, self.model.max_positions)
+        longest = min(self.scratch - frame.num_action_tokens, model.max_positions)
         max_slots = longest if max_slots is None else min(max_slots, longest)
-        stream = Stream(self, first, frame, max_slots, keep_frames)
+        stream = Stream(self, model, first, frame, max_slots, keep_frames)
         stream.forget()
         self.buffers.seeds[first : first + needed] = seed
         streams = sorted([*self.streams, stream], key=lambda one: one.first)
@@ -153,11 +162,6 @@ class Batch:
     def _follow_free_cores(self) -> None:
         if not self.model.replays:  # compiled for a number of threads, or on a GPU
             follow_free_cores()
-
-    def with_coordinates(self, lanes: Tensor) -> Tensor:
-        """Add to lanes (8, S', L) their coordinates for rotary positions on a grid, if any."""
-        coordinates = self.model.coordinates(Lanes.of(lanes).positions)
-        return lanes if coordinates is None else torch.cat([lanes, coordinates])
 
     def _side_by_side(self, first: int, asking: Sequence[tuple["Stream", NextStep]]) -> Tensor:
         """Pad the lanes of steps to one width, also those of idle sequences between them."""
@@ -232,8 +236,10 @@ class Batch:
             state = memory.held[own, :reach], memory.fed_at[own, :reach]
             seen = Seen(positions, positions, *state, self.rule)
             fed = memory.tokens[own].gather(1, slots)
-            turned = self.model.coordinates(positions)
-            told = {} if turned is None else {"coordinates": turned}
+            parts = torch.split(positions, [one.num_sequences for one in run])
+            rows = zip(run, parts, strict=True)
+            turned = [turns for one, part in rows if (turns := one.coordinates(part)) is not None]
+            told = {"coordinates": torch.cat(turned, 1)} if turned else {}
             given = fed, positions, slots, seen, memory.cache, 1, own.start
             self.model.forward(*given, **told)
             for stream in run:
@@ -253,13 +259,14 @@ class Stream:
     def __init__(
         self,
         batch: Batch,
+        model: CausalModel,
         first: int,
         frame: FrameFormat,
         max_slots: int,
         keep_frames: int | None,
     ) -> None:
-        self.batch, self.model, self.first = batch, batch.model, first
-        self.scales, self.max_slots = batch.model.scales, max_slots
+        self.batch, self.model, self.first = batch, model, first
+        self.scales, self.max_slots = model.scales, max_slots
         self.num_sequences = 1 + len(self.scales)
         self.end = first + self.num_sequences
         memory = batch.buffers
@@ -275,6 +282,8 @@ class Stream:
         # tokens of the prompt; of them fed; and to feed before step 0, which feeds the last one
         self.num_prompt = self.num_read = self.num_unread = 0
         self.num_prefix = 0  # slots before the first context frame
+        # grids in the prompt, frames of earlier formats, and last those of the current one
+        self.sections = [Section(0, frame)]
         self.num_held = 0  # visible frames
         self.window = 0  # frames that the context holds, including the current one
         self.num_generated = self.num_dropped_frames = 0  # frames since the prefill
@@ -291,19 +300,51 @@ class Stream:
         # on the device: lists of indices would be copied to it each time
         self._visual, self._given = (self.held.new_tensor(of) for of in places)
 
-    def go_on_with(self, frame: FrameFormat, sampling: SamplingOptions | None = None) -> None:
+    def go_on_with(
+        self,
+        frame: FrameFormat,
+        sampling: SamplingOptions | None = None,
+        read_again: bool = False,
+    ) -> None:
         """Continue with frames of another format; earlier frames become a prefix of them.
 
-        ValueError if frames have left a full context: its window needs frames of one format.
+        Args:
+            read_again: prefill the prefix again, causally as in training, in place of the keys and
+                values that it was written with.
+
+        Raises:
+            ValueError: frames have left a full context: its window needs frames of one format.
         """
         if self.num_dropped_frames:
             raise ValueError("context is full: cannot continue with frames of another format")
         self.stop()
+        *before, last = self.sections
+        count = (self.num_used - last.start) // self.frame.one.slots_per_frame
+        self.sections = [*before, last._replace(num_frames=count)] if count else before
         self._set_frame(frame)
         self.num_prefix, self.num_held = self.num_used, 0
+        self.sections.append(Section(self.num_used, frame))
         self.max_slots = min(self.max_slots, self.batch.scratch - frame.num_action_tokens)
         self.window = self.room()
         self.set_sampling(sampling or self.sampling)
+        if read_again:
+            ends = (self.num_used + by for by in self.shifts)
+            self._prefill([row[:end].clone() for row, end in zip(self.tokens, ends, strict=True)])
+
+    @property
+    def before(self) -> FrameFormat | None:
+        """The format of the frame right before the first one of the current format, if any."""
+        found = (one.frame for one in self.sections[:-1] if one.end == self.sections[-1].start)
+        return next(found, None)
+
+    def coordinates(self, positions: Tensor) -> Tensor | None:
+        """Return coordinates (3, sequences, n) of positions (sequences, n), if there are any."""
+        each = [
+            self.model.coordinates(row, [one.moved(by) for one in self.sections])
+            for row, by in zip(positions, self.shifts, strict=True)
+        ]
+        turned = [one for one in each if one is not None]
+        return torch.stack(turned, 1) if turned else None
 
     @property
     def tokens(self) -> Tensor:
@@ -365,15 +406,24 @@ class Stream:
             )
         return each
 
-    def read(self, prompt: Tensor, context_frames: int = 1) -> None:
-        """Restart from a prompt (P,) int64 that ends with frames; steps then read it."""
-        self.prefill(self.prompts_of(prompt, context_frames), context_frames)
+    def read(
+        self, prompt: Tensor, context_frames: int = 1, sections: Sequence[Section] = ()
+    ) -> None:
+        """Restart from a prompt (P,) int64 that ends with frames; steps then read it.
 
-    def prefill(self, prompts: Sequence[Tensor], context_frames: int = 1) -> None:
+        Args:
+            sections: grids in the prompt before these frames, for models with coordinates.
+        """
+        self.prefill(self.prompts_of(prompt, context_frames), context_frames, sections)
+
+    def prefill(
+        self, prompts: Sequence[Tensor], context_frames: int = 1, sections: Sequence[Section] = ()
+    ) -> None:
         """Restart from the result of `prompts_of`; steps then read it."""
         prompts = [prompt.to(self.held.device) for prompt in prompts]
         self.num_prefix = len(prompts[0]) - self.frame.layout(1, context_frames, True).context_slots
         self.num_held = context_frames
+        self.sections = [*sections, self.sections[-1]]
         self.num_generated = self.num_dropped_frames = self.num_steps = self.num_fed = 0
         self.stop()
         self.verified = []
@@ -387,6 +437,8 @@ class Stream:
         self.shifts = [len(prompt) - len(prompts[0]) for prompt in prompts]
         self.by = torch.tensor(self.shifts, device=self.held.device)[:, None]
         self.num_used = self.num_prompt = len(prompts[0])
+        start = self.num_used - self.num_held * self.frame.one.slots_per_frame
+        self.sections[-1] = Section(start, self.frame)
         self.num_read, self.num_unread = 0, max(0, max(map(len, prompts)) - 1)
         if self.num_unread:
             self.batch.attend_to(self, True)
@@ -488,7 +540,8 @@ class Stream:
             by = self.by.cpu()
             lane.positions.add_(by)
             slots.copy_(torch.where(slots == self.batch.scratch, slots, slots + by))
-        return self.batch.with_coordinates(lanes)
+        turned = self.coordinates(lane.positions)
+        return lanes if turned is None else torch.cat([lanes, turned])
 
     def begin(self, steps: Iterator[NextStep | None]) -> None:
         """Start steps in the batch; None waits until a prompt is read or whole frames are taken."""
@@ -515,11 +568,10 @@ class Stream:
         Raises:
             ValueError: a token could not be sampled; checked once per frame, as it waits for a GPU.
         """
-        grid, end = self.frame.grid, self.num_used + self.frame.one.slots_per_frame
-        visual = self.tokens[0, self.slots_between(self.num_used, end)[self._visual]]
+        visual = self.frame_under_way()
         undrawn = visual == UNDRAWN
         if undrawn.any():
-            row, column = divmod(int(undrawn.int().argmax()), grid.width)
+            row, column = divmod(int(undrawn.int().argmax()), self.frame.grid.width)
             keys = enumerate(getattr(self.batch.buffers.cache, "keys", ()))
             broken = next((layer for layer, of in keys if not of.isfinite().all()), None)
             raise ValueError(
@@ -527,12 +579,18 @@ class Stream:
                 f" (seen after step {self.num_steps}): the model produced NaN or infinite logits"
                 + ("" if broken is None else f", first in layer {broken}")
             )
-        self.num_used = end
+        self.num_used += self.frame.one.slots_per_frame
         self.num_taken += 1
         self.num_generated += 1
         self.num_dropped_frames += self.num_held == self.window
         self.num_held = min(self.num_held + 1, self.window)
-        return visual.view(grid.height, grid.width)
+        return visual
+
+    def frame_under_way(self) -> Tensor:
+        """Return the frame behind the slots in use, (height, width), part of which may be stale."""
+        end = self.num_used + self.frame.one.slots_per_frame
+        visual = self.tokens[0, self.slots_between(self.num_used, end)[self._visual]]
+        return visual.view(self.frame.grid.height, self.frame.grid.width)
 
 
 @lru_cache(maxsize=64)

@@ -15,7 +15,13 @@ from diagd.checks import whole
 from diagd.decoding.engine import Batch, NextStep, Stream
 from diagd.decoding.model import CausalModel, check_ids
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.schedule import DiagonalSchedule, FrameFormat, SequenceLayout, TokenGrid
+from diagd.decoding.schedule import (
+    DiagonalSchedule,
+    FrameFormat,
+    Section,
+    SequenceLayout,
+    TokenGrid,
+)
 from diagd.decoding.strategies import exact
 from diagd.decoding.strategies.table import Strategy, as_strategy
 from diagd.decoding.visibility import Rule, raster_rule
@@ -251,7 +257,7 @@ def _steps(stream: Stream, strategy: Strategy, actions: Tensor) -> Iterator[Next
             continue
         part, actions = actions[:fitting], actions[fitting:]
         held = min(stream.num_held, 2)  # stand-ins reach 2 frames back
-        layout = stream.frame.layout(len(part), held, stream.num_used > 0)
+        layout = stream.frame.layout(len(part), held, stream.num_used > 0, stream.before)
         stream.open(layout, part)
         yield from decode(strategy, stream, layout)
         stream.num_whole = stream.num_open
@@ -398,19 +404,119 @@ def generate_tokens(
         if on_frame is not None:
             on_frame(len(frames))
     tokens = torch.stack(frames, dim=1)
-    seconds = synchronized_time(model.device) - prefilled - decoder.capture_seconds
-    stats = GenerationStats(
-        num_steps=decoder.batch.num_steps,
-        num_fed=max(stream.num_fed for stream in decoder.streams),
-        seconds=seconds,
-        capture_seconds=decoder.capture_seconds,
-        prefill_seconds=prefilled - started,
-        tokens_per_second=tokens.numel() / seconds,
-        frames_per_second=tokens.shape[0] * grid.num_frames / seconds,
-        peak_memory_bytes=peak_memory_bytes(model.device),
-        num_dropped_frames=max(stream.num_dropped_frames for stream in decoder.streams),
+    times = started, prefilled, synchronized_time(model.device)
+    made = tokens.numel(), tokens.shape[0] * grid.num_frames
+    return GeneratedTokens(tokens, _stats(decoder.batch, decoder.streams, times, made))
+
+
+@dataclass(frozen=True)
+class GeneratedGrids:
+    """Grids of each prompt: `tokens`, (height, width) int64 each, and `stats` of all of them."""
+
+    tokens: list[list[Tensor]]
+    stats: GenerationStats
+
+
+def generate_grids(
+    model: CausalModel,
+    prompts: Sequence[Tensor],
+    formats: Sequence[Sequence[FrameFormat]],
+    strategy: Strategy | str,
+    sampling: SamplingOptions | None = None,
+    seed: int | list[int] = 0,
+    *,
+    sections: Sequence[Sequence[Section]] | None = None,
+    read_again: bool = True,
+    on_grid: Callable[[int], object] | None = None,
+) -> GeneratedGrids:
+    """Write grids of several formats behind each prompt, such as a preview and then a picture.
+
+    Args:
+        model: what to decode with (see `CausalModel`).
+        prompts: B of (P,) int64, of any lengths, each ending with the token before its first grid.
+        formats: of each prompt's grids, in order, without conditioning tokens.
+        strategy: how to decode each grid, by name (see `diagd.decoding.strategies`) or as a value.
+        sampling, seed: as of `generate_tokens`.
+        sections: grids that stand in each prompt, for models that place them (see `Section`).
+        read_again: whether a grid is fed causally, as in training, before the next one begins, or
+            stays as diagonals have fed it.
+        on_grid: called with how many grids there are, whenever there are more.
+
+    Raises:
+        ValueError: arguments that do not fit the model or each other.
+    """
+    strategy, count = as_strategy(strategy), len(prompts)
+    placed = [()] * count if sections is None else sections
+    for name, given in (("formats", formats), ("sections", placed)):
+        if not count or len(given) != count or not all(formats):
+            raise ValueError(f"{name} must be some for each of {count} prompts, got {len(given)}")
+    for frame in (one for of_row in formats for one in of_row):
+        if frame.num_action_tokens:
+            raise ValueError(f"grids stand without conditioning tokens, got {frame}")
+        strategy.check(frame.grid)
+    if strategy.promise == "tokens":  # all it has written was fed causally
+        read_again = False
+    each = [model.prompts_of(prompt, row, count) for row, prompt in enumerate(prompts)]
+    coming = [sum(one.one.num_slots for one in of_row) for of_row in formats]
+    slots = max(max(map(len, own)) + new for own, new in zip(each, coming, strict=True))
+    if slots > model.max_positions:
+        held = model.max_positions
+        raise ValueError(f"prompt and grids take {slots} tokens, the context holds {held}")
+    for prompt in prompts:
+        model.check_prompt(prompt[None], 0)
+    if model.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(model.device)
+    started = synchronized_time(model.device)
+    batch = Batch(model, count * (1 + len(model.scales)), slots + 1)
+    streams = list[Stream]()
+    for row, number in enumerate(_check_seeds(seed, count)):
+        streams.append(stream := batch.admit(formats[row][0], sampling, number))
+        stream.prefill(stream.prompts_of(prompts[row], 0, row, count), 0, placed[row])
+    while any(stream.num_unread for stream in streams):
+        batch.step()
+    prefilled, nothing = synchronized_time(model.device), torch.empty(1, 0, dtype=int64)
+    tokens = [list[Tensor]() for _ in streams]
+    for stream in streams:
+        write_frames(stream, strategy, nothing)
+    while any(stream.is_writing for stream in streams):
+        batch.step()
+        for stream, of_row, written in zip(streams, formats, tokens, strict=True):
+            if stream.num_whole == stream.num_taken:
+                continue
+            written.append(stream.take_frame())
+            if on_grid is not None:
+                on_grid(sum(map(len, tokens)))
+            if len(written) == len(of_row):
+                stream.stop()
+            else:
+                stream.go_on_with(of_row[len(written)], read_again=read_again)
+                write_frames(stream, strategy, nothing)
+    times = started, prefilled, synchronized_time(model.device)
+    return GeneratedGrids(
+        tokens, _stats(batch, streams, times, (sum(coming), sum(map(len, formats))))
     )
-    return GeneratedTokens(tokens, stats)
+
+
+def _stats(
+    batch: Batch,
+    streams: Sequence[Stream],
+    times: tuple[float, float, float],
+    made: tuple[int, int],
+) -> GenerationStats:
+    """Count what tokens and frames have taken, begun, prefilled and ended at these times."""
+    started, prefilled, ended = times
+    seconds = ended - prefilled - batch.buffers.capture_seconds
+    return GenerationStats(
+        num_steps=batch.num_steps,
+        num_fed=max(stream.num_fed for stream in streams),
+        seconds=seconds,
+        capture_seconds=batch.buffers.capture_seconds,
+        prefill_seconds=prefilled - started,
+        tokens_per_second=made[0] / seconds,
+        frames_per_second=made[1] / seconds,
+        peak_memory_bytes=peak_memory_bytes(batch.model.device),
+        num_dropped_frames=max(stream.num_dropped_frames for stream in streams),
+    )
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -4,7 +4,7 @@
 are a `ModelWrapper` around another model.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from diagd.decoding.sampling import Draw, ValidRanges, sample
 from diagd.decoding.sampling_options import SamplingOptions
+from diagd.decoding.schedule import Section
 from diagd.decoding.visibility import NEVER, Rule, Seen, raster_rule
 
 
@@ -139,10 +140,16 @@ class CausalModel(Protocol):
         """Return the prompts of a batch row's sequences: its own (P,), and one for each scale."""
         return [prompt]
 
-    def coordinates(self, positions: Tensor) -> Tensor | None:
+    def coordinates(
+        self, positions: Tensor, sections: Sequence[Section] | None = None
+    ) -> Tensor | None:
         """Return the coordinates of positions (...), (3, ...) int64: frame, row and column.
 
         None: rotation uses the positions themselves. Called once, when lanes are laid out.
+
+        Args:
+            positions: int64, of one sequence.
+            sections: its frames in order, all but the last complete; None: those of a plain pass.
         """
         return None
 
@@ -241,8 +248,10 @@ class ModelWrapper(CausalModel, Generic[Behind]):
     def prompts_of(self, prompt: Tensor, row: int, batch_size: int) -> list[Tensor]:
         return self.model.prompts_of(prompt, row, batch_size)
 
-    def coordinates(self, positions: Tensor) -> Tensor | None:
-        return self.model.coordinates(positions)
+    def coordinates(
+        self, positions: Tensor, sections: Sequence[Section] | None = None
+    ) -> Tensor | None:
+        return self.model.coordinates(positions, sections)
 
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
         return self.model.make_cache(batch_size, num_slots, context)

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from diagd.checks import whole
 
 RowStart = Literal["action", "predecessor", "temporal", "spatial"]
 Place = tuple[int, int, int]  # frame t, row i, column j
+ENDLESS = 2**31  # frames of a section that may have more
 MIN_WIDTH = 8  # of a padded step: the smallest tile of a GPU's matrix units
 SCRATCH = -(2**31)  # placeholder for the scratch slot, whose index only the engine knows
 
@@ -61,6 +62,13 @@ class Order(Protocol):
     @property
     def row_start(self) -> RowStart: ...
     def step_of(self, t: int, i: int, j: int) -> int: ...
+
+
+@lru_cache(maxsize=16)
+def steps_of_frame(order: Order) -> tuple[int, ...]:
+    """Return the step that writes each token of an order's first frame, in raster order."""
+    rows, columns = range(order.grid.height), range(order.grid.width)
+    return tuple(order.step_of(0, i, j) for i in rows for j in columns)
 
 
 @dataclass(frozen=True, init=False)
@@ -159,16 +167,41 @@ class FrameFormat:
         vars(self)["one"] = self.layout(1)  # validates the numbers
 
     def layout(
-        self, num_frames: int, context_frames: int = 0, has_prompt: bool = True
+        self,
+        num_frames: int,
+        context_frames: int = 0,
+        has_prompt: bool = True,
+        before: "FrameFormat | None" = None,
     ) -> "SequenceLayout":
         """Lay out `num_frames` frames after a prompt that ends with `context_frames`."""
         grid = TokenGrid(num_frames, self.height, self.width)
-        given = context_frames, has_prompt, self.num_seam_tokens
+        given = context_frames, has_prompt, self.num_seam_tokens, before
         return SequenceLayout(grid, self.num_action_tokens, *given)
 
     @property
     def grid(self) -> TokenGrid:  # of one frame
         return self.one.grid
+
+
+class Section(NamedTuple):
+    """Frames of one format that stand in a sequence one behind the other.
+
+    Args:
+        start: position of the first one's action tokens, or where they would stand.
+        frame: their format.
+        num_frames: how many there are; ENDLESS while more may come.
+    """
+
+    start: int
+    frame: FrameFormat
+    num_frames: int = ENDLESS
+
+    @property
+    def end(self) -> int:  # the position behind it
+        return self.start + self.num_frames * self.frame.one.slots_per_frame
+
+    def moved(self, by: int) -> "Section":
+        return self._replace(start=self.start + by)
 
 
 @dataclass(frozen=True)
@@ -186,6 +219,7 @@ class SequenceLayout:
     context_frames: int = 0  # at the end of the prompt, all but the first after their actions
     has_prompt: bool = True  # whether anything precedes the first generated frame
     num_seam_tokens: int = 0  # action tokens in the seam
+    before: FrameFormat | None = None  # of the frame right before the context frames, if another
 
     def __post_init__(self) -> None:
         for name in ("num_action_tokens", "context_frames", "num_seam_tokens"):
@@ -227,7 +261,14 @@ class SequenceLayout:
         return sorted({*range(self.slots_per_frame)} - {*self.token_slots})
 
     def slot_of(self, t: int, i: int, j: int) -> int:
-        """Return the slot of a visual token; t < 0 counts back through the context frames."""
+        """Return the slot of a visual token; t < 0 counts back through the context frames.
+
+        In the frame before these, which is of another size, its place is scaled and rounded down.
+        """
+        if t < -self.context_frames and (frame := self.before) is not None:
+            row, column = i * frame.height // self.grid.height, j * frame.width // self.grid.width
+            first = -self.context_frames * self.slots_per_frame - frame.one.slots_per_frame
+            return first + frame.one.slot_of(0, row, column)
         return t * self.slots_per_frame + self.token_slots[i * self.grid.width + j]
 
     @cached_property
@@ -260,6 +301,26 @@ class DecodePlan:
     fed_at: list[int]  # (num_slots) the step at which each generated slot's true token is fed
     frame_ends: list[int]  # (num_frames) the step after which each frame is complete
 
+    def as_data(self) -> dict[str, Any]:
+        """Return it in JSON's types, for engines that run its steps themselves.
+
+        Slots count in raster order from the first one behind the prompt, whose last token is at -1
+        and is fed in step 0. `steps` has of each step the `positions` where its lanes stand, the
+        `inputs`, slots whose ids are fed there (elsewhere's, of what stands in), and the `outputs`,
+        slots to write what is drawn from them, or null. `fed_at` has the step at which the token of
+        each slot is fed, the last one's after all of them.
+
+        A lane sees itself, and of other tokens those that are fed no later than it and stand no
+        later; nobody else sees what stands in.
+        """
+        steps = list[dict[str, list[int | None]]]()
+        for start, count in zip(self.starts, self.num_fed, strict=False):
+            lanes = self.lanes[start : start + count]
+            rows = [list[int | None](lane[field] for lane in lanes) for field in (0, 2, 3)]
+            rows[2] = [None if slot == SCRATCH else slot for slot in rows[2]]
+            steps.append(dict(zip(("positions", "inputs", "outputs"), rows, strict=True)))
+        return {"steps": steps, "fed_at": self.fed_at}
+
 
 @lru_cache(maxsize=64)
 def make_plan(
@@ -268,6 +329,8 @@ def make_plan(
     """Expand the steps of an order.
 
     Args:
+        order: when each token is written, such as a `DiagonalSchedule`.
+        layout: the frames, and what precedes them (see `FrameFormat.layout`).
         pad: pad steps to few widths, by repeats of their first lane that write to scratch.
         known_row_ends: rows end in a known separator, which needs no stand-in.
     """
@@ -333,13 +396,14 @@ def feeds(order: Order, layout: SequenceLayout, known_row_ends: bool = False) ->
 def _stand_in(order: Order, layout: SequenceLayout, t: int, i: int, j: int) -> int:
     """Return the slot whose token id stands in for the unknown predecessor of (t, i, j)."""
     grid, step, row_start = order.grid, order.step_of(t, i, j), order.row_start
+    oldest = -layout.context_frames - (layout.before is not None)
     if row_start == "action":
         if layout.num_leading:
             return layout.slot_of(t, 0, 0) - 1
         row_start = "predecessor"
 
     def is_known(place: Place) -> bool:
-        return -layout.context_frames <= place[0] and (place[0] < 0 or order.step_of(*place) < step)
+        return oldest <= place[0] and (place[0] < 0 or order.step_of(*place) < step)
 
     frame, offset = divmod((t * grid.height + i) * grid.width + j - 1, grid.tokens_per_frame)
     above = [(t, i - 1, column) if i else (t - 1, 0, column) for column in range(grid.width)]

@@ -90,6 +90,10 @@ def load_model(
 def find_model(name_or_path: str | Path, config: str | Path | None = None) -> Checkpoint:
     """Recognise the checkpoint for `load_model`; its weights stay on disk until they are used."""
     path = model_path(name_or_path)
+    if kind := diffusers_pipeline(path):
+        raise ValueError(
+            f"{path}: a pipeline of diffusers, {kind}; of these diagd has GLM-Image's, in generate"
+        )
     side = None if config is None else Path(config)
     if path.name == WEIGHTS_FILE and (side or path.with_name(CONFIG_FILE)).is_file():
         path = path.parent if _is_ours(path.parent, side) else path
@@ -127,6 +131,12 @@ def model_path(name_or_path: str | Path) -> Path:
         f"({', '.join(available_models()) or 'none installed'}), or user/name on the Hugging Face "
         "Hub"
     )
+
+
+def diffusers_pipeline(path: Path) -> str:
+    """Return the class of the pipeline of diffusers that a folder holds, "" for any other path."""
+    index = path / "model_index.json"
+    return str(read_json_object(index).get("_class_name")) if index.is_file() else ""
 
 
 def is_repository(name: str) -> bool:
@@ -184,14 +194,15 @@ def _read_source(path: Path, config: Path | None) -> Source:
     side = config or next(filter(Path.is_file, beside), None)
     fields = _read_fields(side) if side else {}
     if path.suffix in (".safetensors", ".json"):
-        tensors = read_weights(path) if path.suffix == ".safetensors" else _read_shards(path)
+        tensors = read_weights(path) if path.suffix == ".safetensors" else read_shards(path)
         return Source(tensors, side=fields, path=path)
     content = read_torch_file(path)
     hyper = content.get("hyper_parameters")
     return Source(tensors_of(content), hyper if isinstance(hyper, dict) else {}, fields, path)
 
 
-def _read_shards(index: Path) -> dict[str, Tensor]:
+def read_shards(index: Path) -> dict[str, Tensor]:
+    """Return the weights in the files that an index of transformers names beside it."""
     files = read_json_object(index).get("weight_map")
     names: list[Any] = list(files.values()) if isinstance(files, dict) and files else [None]
     if not all(isinstance(name, str) and Path(name).name == name for name in names):

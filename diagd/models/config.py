@@ -37,6 +37,7 @@ class ModelConfig:
     prefix_length: int = 0  # tokens before the first frame (BOV, text)
     extra_embeddings: int = 0  # rows beyond vocab_size: input-only ids
     norm: Literal["rms", "layer"] = "rms"  # RMSNorm or LayerNorm
+    post_norms: bool = False  # what attention and MLP add to the stream is normed before
     norm_affine: bool = True  # norms inside the blocks have parameters (the final one always has)
     norm_eps: float = 1e-5  # added to the variance
     # gated SiLU, or GELU, tanh-approximated or exact
@@ -45,7 +46,8 @@ class ModelConfig:
     qk_norm: bool = False  # RMSNorm over head_dim on queries and keys, before the rotation
     head_norm: bool = False  # a LayerNorm instead, with weights and biases for each head
     # rotary of 1 to 3 dimensions (rotary.py), or a learned table
-    position: Literal["rope", "rope2d", "rope3d", "learned"] = "rope"
+    position: Literal["rope", "rope2d", "rope3d", "mrope", "learned"] = "rope"
+    rotary_sections: tuple[int, ...] = ()  # of mrope: pairs that turn by frame, row and column
     rope_theta: float = 10000.0  # base of the rotary frequencies
     rope_step: float = 1.0  # radians of the fastest frequency per position, frame, row or column
     yarn_factor: float = 1.0  # YaRN stretch of 3-D rotary frequencies; 1: none
@@ -61,7 +63,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check_value(field, getattr(self, field.name))
-        object.__setattr__(self, "sliding_layers", tuple(self.sliding_layers))  # JSON has lists
+        for name in ("sliding_layers", "rotary_sections"):  # JSON has lists
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         heads, groups, head_dim = self.num_heads, self.num_kv_heads, self.head_dim
         width, codes, prefix = heads * head_dim, self.image_vocab_size, self.prefix_length
         position, is_odd, ties = self.position, head_dim % 2, self.tie_embeddings
@@ -89,6 +92,13 @@ class ModelConfig:
         _refuse(self.position_table and self.hidden_size % 2, rule, self.hidden_size)
         rule = "position='rope2d' needs head_dim to be a multiple of 4"
         _refuse(position == "rope2d" and head_dim % 4, rule, head_dim)
+        sections, pairs = self.rotary_sections, head_dim // 2
+        is_shared = position == "mrope"
+        fits = len(sections) == 3 and min(sections) >= 0 and 0 < sum(sections) <= pairs
+        rule = f"position='mrope' needs rotary_sections, three counts of {pairs} pairs"
+        _refuse(is_shared and (is_odd or not fits), rule, list(sections))
+        rule = "rotary_sections need position='mrope'"
+        _refuse(bool(sections) and not is_shared, rule, repr(position))
         rule = f"yarn_factor={self.yarn_factor} needs position='rope3d'"
         _refuse(self.yarn_factor != 1.0 and not is_3d, rule, repr(position))
         rule = "norm_affine=False needs norm='layer'"
@@ -127,14 +137,15 @@ class ModelConfig:
     @property
     def on_grid(self) -> bool:
         """Whether positions are frames, rows and columns."""
-        return self.position in ("rope2d", "rope3d") or self.position_table
+        return self.position in ("rope2d", "rope3d", "mrope") or self.position_table
 
     @property
     def is_llama(self) -> bool:
         """Whether Hugging Face's LLaMA computes the same, given the rotary angles."""
         is_one = (self.norm, self.mlp) == ("rms", "swiglu") and self.position != "learned"
         added = self.qk_norm, self.extra_embeddings, self.head_size, self.context_size
-        return is_one and not any((*added, self.position_table, self.sliding_layers))
+        added += self.position_table, self.sliding_layers, self.post_norms
+        return is_one and not any(added)
 
     @property
     def frame(self) -> FrameFormat:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from diagd.decoding.model import CausalModel, ModelShape, ModelWrapper, check_ids
+from diagd.decoding.schedule import Section
 from diagd.decoding.visibility import Seen
 
 
@@ -107,8 +108,11 @@ class VectorPrompt(ModelWrapper[CausalModel]):
         table[self.ids, : self.vectors.shape[1]] = self.vectors.to(table)
         return self.model.make_cache(batch_size, num_slots, context)
 
-    def coordinates(self, positions: Tensor) -> Tensor | None:
-        return self.model.coordinates(positions + self.num_free)
+    def coordinates(
+        self, positions: Tensor, sections: Sequence[Section] | None = None
+    ) -> Tensor | None:
+        moved = None if sections is None else [one.moved(self.num_free) for one in sections]
+        return self.model.coordinates(positions + self.num_free, moved)
 
     def forward(
         self, tokens: Tensor, positions: Tensor, slots: Tensor, seen: Seen, *rest: Any, **named: Any

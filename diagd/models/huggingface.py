@@ -4,6 +4,7 @@ The stock caches append, or write at a running index, so tokens could be fed in 
 """
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional
 from transformers import Cache, LlamaConfig, LlamaForCausalLM, PreTrainedModel, StaticLayer
 
 from diagd.decoding.model import CausalModel, ModelShape
+from diagd.decoding.schedule import Section
 from diagd.decoding.visibility import Seen
 from diagd.models.attention import (
     check_length,
@@ -22,7 +24,7 @@ from diagd.models.attention import (
     write_rows,
 )
 from diagd.models.config import ModelConfig
-from diagd.models.rotary import grid_coordinates
+from diagd.models.rotary import grid_coordinates, shared_coordinates
 from diagd.models.transformer import Transformer
 
 _MASKED_ATTENTION = ("eager", "sdpa")  # implementations that support a 4-D mask
@@ -75,6 +77,7 @@ class Vocabulary:
     image_range: tuple[int, int] | None = None  # low <= id < high
     image_start: int | None = None  # the id before an image
     num_sizes = 0  # maximum tokens between the image start and the image
+    is_spatial = False  # whether a token has three positions (see `shared_coordinates`)
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model: Any = model
@@ -124,7 +127,26 @@ class JanusVocabulary(Vocabulary):
         return functional.pad(logits, (self.num_text, 0), value=never)
 
 
-VOCABULARIES = {"chameleon": ChameleonVocabulary, "janus": JanusVocabulary}  # by model_type
+class GlmImageVocabulary(Vocabulary):
+    """Codes, the image start and end, text ids; positions are given, of which it keeps its own."""
+
+    is_spatial = True
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        self.image_start = self.model.config.image_start_token_id
+        self.image_range = 0, self.model.config.vq_config.num_embeddings
+
+
+VOCABULARIES = {  # by model_type
+    "chameleon": ChameleonVocabulary,
+    "glm_image": GlmImageVocabulary,
+    "janus": JanusVocabulary,
+}
+
+
+def vocabulary_of(model: PreTrainedModel) -> type[Vocabulary]:
+    return VOCABULARIES.get(model.config.model_type, Vocabulary)
 
 
 class HuggingFaceModel(CausalModel):
@@ -133,8 +155,8 @@ class HuggingFaceModel(CausalModel):
     Args:
         model: as loaded by transformers 5, with `attn_implementation` eager or sdpa; it is put in
             evaluation mode, and may be offloaded. ValueError for models without position ids or
-            mask, with several positions per token, a recurrent state, windowed attention, or a
-            forward that masks ids.
+            mask, with several positions per token (except GLM-Image), a recurrent state, windowed
+            attention, or a forward that masks ids.
     """
 
     _num_columns = 0  # of the logits; unknown until they are computed
@@ -143,7 +165,7 @@ class HuggingFaceModel(CausalModel):
         _check_model(model)
         self.model = model.eval()  # disables dropout
         self.config = model.config.get_text_config(decoder=True)  # of multimodal models the LM's
-        self.vocabulary = VOCABULARIES.get(model.config.model_type, Vocabulary)(model)
+        self.vocabulary = vocabulary_of(model)(model)
         self._cache_argument = cache_argument(model)
         self._longest = int(self.config.max_position_embeddings)
         rope = getattr(self.config, "rope_parameters", None) or {}
@@ -184,6 +206,11 @@ class HuggingFaceModel(CausalModel):
                 f"got {prompt[:, -1:].flatten().tolist()}: the text must precede the image"
             )
 
+    def coordinates(
+        self, positions: Tensor, sections: Sequence[Section] | None = None
+    ) -> Tensor | None:
+        return shared_coordinates(positions, sections or ()) if self.vocabulary.is_spatial else None
+
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Cache:
         check_sizes(batch_size, num_slots, context)
         count = self.config.num_hidden_layers
@@ -210,13 +237,15 @@ class HuggingFaceModel(CausalModel):
         for layer in cache.layers:  # transformers does not pass it on
             layer.slots, layer.rows, layer.first = slots, rows, first
             layer.num_visible = visible.shape[-1]
+        positions = positions.expand(tokens.shape)
+        turned = self.coordinates(positions) if coordinates is None else coordinates
         never = torch.finfo(self.dtype).min
         mask = torch.zeros_like(visible, dtype=self.dtype).masked_fill(~visible, never)
         return self.vocabulary.logits(
             tokens,
             logits_to_keep,
             attention_mask=mask.reshape(-1, 1, *mask.shape[-2:]).expand(len(tokens), -1, -1, -1),
-            position_ids=positions.expand(tokens.shape),
+            position_ids=positions if turned is None else turned,
             use_cache=True,
             **{self._cache_argument: cache},
         ).to(tokens.device)
@@ -225,7 +254,9 @@ class HuggingFaceModel(CausalModel):
         """Run the plain causal model: (B, N) int64 tokens -> (B, N, vocab_size)."""
         refuse_context(context)
         check_length(tokens, self.max_positions)
-        return self.vocabulary.logits(tokens, use_cache=False).to(tokens.device)
+        turned = self.coordinates(torch.arange(tokens.shape[1], device=tokens.device))
+        told = {} if turned is None else {"position_ids": turned[:, None]}
+        return self.vocabulary.logits(tokens, use_cache=False, **told).to(tokens.device)
 
 
 def cache_argument(model: PreTrainedModel) -> str:
@@ -256,7 +287,10 @@ def _check_model(model: PreTrainedModel) -> None:
         (model._is_stateful, "cannot be fed out of order: it is recurrent"),
         (missing, f"cannot be fed out of order: its forward has no {', '.join(missing)}"),
         (is_unbounded, "cannot be used: its config has no max_position_embeddings"),
-        (is_spatial, "cannot be used: its tokens have three positions (M-RoPE), not one"),
+        (
+            is_spatial and not vocabulary_of(model).is_spatial,
+            "cannot be used: its tokens have three positions (M-RoPE), not one",
+        ),
         (
             kinds != {"full_attention"} or window > 0,
             "cannot be used: it needs full attention in every layer, "

@@ -9,30 +9,63 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from diagd.decoding.schedule import Section
 from diagd.models.config import ModelConfig
 
 _YARN_BETAS = 1, 4  # slow and fast, the values of the released Cosmos configs
 
 
-def grid_coordinates(config: ModelConfig, positions: Tensor) -> Tensor | None:
+def grid_coordinates(
+    config: ModelConfig, positions: Tensor, sections: Sequence[Section] | None = None
+) -> Tensor | None:
     """Return (3, ...) int64 frame, row, column of positions (...); None for a model without grid.
 
     Action tokens are at row -1 of the frame they precede, with their index as column; the prefix is
-    at (0, 0, 0). In 2-D the first frame has actions too, at (-1, -1, -1) like the prefix.
+    at (0, 0, 0). In 2-D the first frame has actions too, at (-1, -1, -1) like the prefix. Frames
+    are numbered through all sections, and each has its own rows and columns. For mrope see
+    `shared_coordinates`; without sections all tokens are text.
     """
     if not config.on_grid:
         return None
-    actions, width = config.num_action_tokens, config.grid_width
-    is_2d = config.position == "rope2d"
-    first = config.prefix_length + (actions if is_2d else 0)
-    q = positions + actions - first  # as if the first frame always had actions
-    frame, rest = q // (actions + config.tokens_per_frame), q % (actions + config.tokens_per_frame)
-    cell = rest - actions
-    is_action = cell < 0
-    row = torch.where(is_action, -1, cell // width)
-    column = torch.where(is_action, rest, cell % width)
-    coordinates = torch.stack([frame, row, column])
-    return torch.where(positions < first, -int(is_2d), coordinates)
+    if config.position == "mrope":
+        return shared_coordinates(positions, sections or ())
+    is_2d, actions, num_before = config.position == "rope2d", config.num_action_tokens, 0
+    if sections is None:
+        sections = [Section(config.prefix_length - (0 if is_2d else actions), config.frame)]
+    coordinates = positions.new_full((3, *positions.shape), -int(is_2d))
+    for start, frame, count in sections:
+        rest = (positions - start) % frame.one.slots_per_frame
+        cell = rest - frame.num_action_tokens
+        is_action = cell < 0
+        row = torch.where(is_action, -1, cell // frame.width)
+        column = torch.where(is_action, rest, cell % frame.width)
+        number = num_before + (positions - start) // frame.one.slots_per_frame
+        first = start if num_before else start + actions
+        coordinates = torch.where(
+            positions < first, coordinates, torch.stack([number, row, column])
+        )
+        num_before += count
+    return coordinates
+
+
+def shared_coordinates(positions: Tensor, sections: Sequence[Section]) -> Tensor:
+    """Return (3, ...) int64 coordinates of positions (...), counted as in Qwen-VL.
+
+    A text token is at (p, p, p), with p one above the token before it. The tokens of a frame share
+    their first number p, to which their row and column are added; after it, p has grown by the
+    longer side of the frame.
+    """
+    coordinates, saved = positions.expand(3, *positions.shape), 0
+    for section in sections:
+        start, frame, count = section
+        size, side = frame.one.slots_per_frame, max(frame.height, frame.width)
+        first = start - saved + (positions - start) // size * side
+        cell = (positions - start) % size
+        placed = torch.stack([first, first + cell // frame.width, first + cell % frame.width])
+        saved += count * (size - side)
+        behind = torch.where(positions < section.end, placed, positions - saved)
+        coordinates = torch.where(positions < start, coordinates, behind)
+    return coordinates
 
 
 def rotary_frequencies(config: ModelConfig, size: int, original_extent: int) -> Tensor:
@@ -85,6 +118,11 @@ class Rotary(Waves):
         elif config.position == "rope2d":
             space = rotary_frequencies(config, config.head_dim // 2, 1)
             parts = torch.empty(0, device="cpu"), space, space
+        elif config.position == "mrope":
+            turning = rotary_frequencies(config, 2 * sum(config.rotary_sections), 1)
+            frame, row, column = turning.split(config.rotary_sections)
+            still = torch.zeros(config.head_dim // 2 - len(turning), device="cpu")
+            parts = frame, row, torch.cat([column, still])
         super().__init__(parts)
         self.config = config
 

@@ -1,6 +1,7 @@
 """The decoder of all families: embedding, blocks, final norm and output layer."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -9,6 +10,7 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from diagd.decoding.model import CausalModel, ModelShape
+from diagd.decoding.schedule import Section
 from diagd.decoding.visibility import Seen
 from diagd.models.attention import (
     GELU,
@@ -44,6 +46,8 @@ class Block(nn.Module):
         self.cross_attn = CrossAttention(config, config.context_size) if has_text else None
         self.post_attention_layernorm = make_norm(config, config.norm_affine)
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else GELU(config)
+        after = [make_norm(config) if config.post_norms else nn.Identity() for _ in range(2)]
+        self.post_self_attn_layernorm, self.post_mlp_layernorm = after
 
     def forward(
         self,
@@ -54,12 +58,13 @@ class Block(nn.Module):
         cache: StaticKVCache | None,
         text: Text | None,
     ) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotary, attend, lanes, cache)
+        attended = self.self_attn(self.input_layernorm(x), rotary, attend, lanes, cache)
+        x = x + self.post_self_attn_layernorm(attended)
         if self.cross_attn is not None and self.cross_attention_layernorm is not None:
             assert text is not None
             normed = self.cross_attention_layernorm(x)
             x = x + self.cross_attn(normed, *text[self.self_attn.layer])
-        return x + self.mlp(self.post_attention_layernorm(x))
+        return x + self.post_mlp_layernorm(self.mlp(self.post_attention_layernorm(x)))
 
 
 def _embedding(rows: int, size: int) -> nn.Embedding:
@@ -146,8 +151,10 @@ class Transformer(
     def dtype(self) -> torch.dtype:
         return self.model.embed_tokens.weight.dtype
 
-    def coordinates(self, positions: Tensor) -> Tensor | None:
-        return grid_coordinates(self.config, positions)
+    def coordinates(
+        self, positions: Tensor, sections: Sequence[Section] | None = None
+    ) -> Tensor | None:
+        return grid_coordinates(self.config, positions, sections)
 
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None

@@ -7,9 +7,11 @@ diagd generate --model WHAM_200M.ckpt --prompt clip.npz
 diagd generate --model Cosmos-Predict1-4B --tokenizer DV8x16x16-720p
 diagd generate --model c2i_B_256.pt --actions "class 207" --out dog.png
 diagd generate --model BAAI/Emu3-Gen-hf --text "a red house"  # dream.png
+diagd generate --model zai-org/GLM-Image --text "a house" --size 768x1024
 diagd generate --prompts clips --out dreams --workers 2   # one per clip
 """
 
+import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
@@ -29,7 +31,7 @@ from diagd.console import duration, make_console, print_records, progress, track
 from diagd.data.actions import ActionCodec, parse_actions, read_actions
 from diagd.data.video import contact_sheet, save_frames, write_image
 from diagd.decoding.strategies.table import Raster, Strategy
-from diagd.families.checkpoints import find_model, model_path
+from diagd.families.checkpoints import diffusers_pipeline, find_model, model_path
 from diagd.families.clip_files import prompt_suffixes
 from diagd.files import list_files, note_left_out, read_json_object, require_file, write_json
 from diagd.flags import output_file
@@ -42,6 +44,7 @@ from diagd.system import fingerprint, only_writer, provenance, refuse_other_run
 from diagd.tokenizers.text import encode_text, read_embedding
 from diagd.workers import do_tasks
 
+GLM_IMAGE = "diagd.pipeline.glm_image"  # slow to import
 # Paths are not compared, as files may move; a model is compared by its contents.
 _MAY_DIFFER = {"model", "config", "tokenizer", "text_encoder", "text_embedding"}
 
@@ -54,6 +57,8 @@ class PromptWorker:
     """A world that continues prompts, several at once, with the given options."""
 
     def __init__(self, options: GenerateOptions) -> None:
+        if options.size is not None:
+            raise ValueError("size is for GLM-Image; other models have one of their own")
         self.options, self.device = options, device_of(options.device)
         found = find_model(options.model, options.config)  # without reading weights
         defaults = found.family.defaults(found)
@@ -338,6 +343,8 @@ COLUMNS = {
 def main(options: GenerateOptions) -> dict[str, Any]:
     if options.prompts is not None and options.out is not None:
         return _continue_many(options, options.prompts, options.out)
+    if diffusers_pipeline(model_path(options.model)):
+        return importlib.import_module(GLM_IMAGE).draw_pictures(options)
     console = make_console()
     output = options.out or Path("dream.mp4")
     prompt_file = options.prompt or Path(options.model) / "prompt.mp4"

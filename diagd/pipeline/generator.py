@@ -32,6 +32,7 @@ from diagd.pipeline.prompts import (
     Clip,
     Picture,
     Prompt,
+    check_held,
     is_batch,
     likeness_notes,
     prompt_tokens,
@@ -261,14 +262,9 @@ class VideoGenerator:
             contexts = [picture[:0] for picture in contexts]
             tokens = [one.prompt[0] for one in said]
         num_context = [len(grids) for grids in contexts]
-        # grids of several frames are decoded after the first one, which must stay in the context
-        needs_first, held = self.tokenizer.temporal_compression > 1, self.config.frames_held
-        for prompt, count in zip(prompts, num_context, strict=True):
-            if needs_first and count + num_grids > held:
-                raise ValueError(
-                    f"context too small: {len(prompt.frames)} frames and {num_frames} new ones are "
-                    f"{count + num_grids} grids, the model holds {held}"
-                )
+        for prompt, grids in zip(prompts, contexts, strict=True):
+            given = len(prompt.frames), len(grids)
+            check_held(self.tokenizer, self.config.frames_held, *given, num_frames)
         max_slots, keep_frames = self._windows(num_context)
         model = self.guided(guidance, said)
         read = [isinstance(clip, Prompt) for clip, *_ in rows]  # already read, with its notes
@@ -292,8 +288,7 @@ class VideoGenerator:
         )
         videos = []
         for context, written, prompt in zip(contexts, out.tokens, prompts, strict=True):
-            grids = torch.cat([context, written]) if needs_first else written
-            pixels = self.tokenizer.decode(grids)[-num_frames:].cpu()
+            pixels = self.tokenizer.decode_after(context, written)[-num_frames:].cpu()
             videos.append(GeneratedVideo(pixels, written, out.stats, prompt.fps))
         return videos if is_batch(frames) else videos[0]
 

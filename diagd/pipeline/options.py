@@ -96,6 +96,7 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, Pool):
     text: str | None = None  # description of the image or video, for models with text input
     text_encoder: Path | None = None  # folder of the T5 text encoder (Cosmos)
     text_embedding: Path | None = None  # encoded text (safetensors), instead of the above
+    size: str | None = None  # of an image by GLM-Image: HEIGHTxWIDTH pixels, multiples of 32
     frames: int | None = None  # number of frames to generate
     images: int = 1  # number of images to generate, with seeds --seed, --seed + 1, ...
     # .mp4, .gif or .webp, with a contact sheet as .png; or .png, the sheet alone, or the image of
@@ -141,6 +142,9 @@ class PlanOptions(DecodingFlags):
     """Count the steps of a strategy's schedule, by default k=1, without a model."""
 
     grid: str  # frames x rows x columns of tokens, such as 3x40x64
+    # with --json also the lanes of each step, for engines that run them (docs/hybrid.md)
+    lanes: bool = False
+    before: str | None = None  # rows x columns of another grid right before it, such as 16x16
 
 
 @dataclass(frozen=True)

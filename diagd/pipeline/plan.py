@@ -3,12 +3,14 @@
 diagd plan --grid 2x14x24 -k 1
 diagd plan --grid 3x40x64 -k 1 -d 40     # frames overlap
 diagd plan --grid 3x40x64 --strategy zipar=4
+diagd plan --grid 1x32x32 -k 1 --before 16x16 --lanes --json
 """
 
 from typing import Any
 
+from diagd.checks import read_size
 from diagd.console import make_console
-from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.schedule import FrameFormat, TokenGrid, make_plan
 from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.options import PlanOptions
 from diagd.system import check_memory
@@ -17,7 +19,8 @@ from diagd.system import check_memory
 def main(options: PlanOptions) -> dict[str, Any]:
     """Print the numbers and, for a small frame, the step of every token."""
     grid = TokenGrid.parse(options.grid)
-    check_memory(140 * grid.num_tokens, f"the schedule of {options.grid} tokens")  # at least
+    of_token = 1000 if options.lanes else 140  # at least
+    check_memory(of_token * grid.num_tokens, f"the schedule of {options.grid} tokens")
     schedule = options.decoding(GenerationDefaults(), grid.height).schedule(grid)
     report = {
         "grid": options.grid,
@@ -35,4 +38,11 @@ def main(options: PlanOptions) -> dict[str, Any]:
         console.print("step at which each token of the first frame is written:")
         for i in range(grid.height):
             console.print(" ".join(f"{schedule.step_of(0, i, j):3d}" for j in range(grid.width)))
-    return report
+    if not options.lanes:
+        return report
+    frame = FrameFormat(grid.height, grid.width)
+    text, before = options.before, None
+    if text is not None:
+        before = FrameFormat(*read_size(text, "before", "16x16"))
+    layout = frame.layout(grid.num_frames, before=before)
+    return report | make_plan(schedule, layout, pad=False).as_data()

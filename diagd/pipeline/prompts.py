@@ -117,6 +117,21 @@ def _kept(tokenizer: VideoTokenizer, frame: Tensor) -> float:
     return psnr(tokenizer.decode(tokenizer.encode(frame)), frame).item()
 
 
+def check_held(
+    tokenizer: VideoTokenizer, held: int, num_context: int, context_grids: int, num_frames: int
+) -> None:
+    """Raise ValueError if a model that holds `held` grids has no room for those of a video.
+
+    Grids of several frames are decoded after the first one, which must stay in the context.
+    """
+    grids = context_grids + num_frames // tokenizer.temporal_compression
+    if tokenizer.temporal_compression > 1 and grids > held:
+        raise ValueError(
+            f"context too small: {num_context} frames and {num_frames} new ones are {grids} grids, "
+            f"the model holds {held}"
+        )
+
+
 def seed_of(name: str, seed: int) -> int:
     """Return a clip's seed, independent of strategy and of other clips."""
     return (zlib.crc32(encoded(name)) + seed) % 2**31

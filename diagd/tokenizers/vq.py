@@ -54,6 +54,14 @@ class VideoTokenizer(Protocol):
         """(grids, height, width) integer -> (T, H_px, W_px, 3) uint8 RGB."""
         ...
 
+    def decode_after(self, context: Tensor, written: Tensor) -> Tensor:
+        """Decode the grids `written`, as `decode` does, after those of their context.
+
+        Grids of several frames are decoded together with all before them, whose frames come first.
+        """
+        needs_first = self.temporal_compression > 1
+        return self.decode(torch.cat([context, written]) if needs_first else written)
+
     def to(self, device: torch.device | str) -> Self:
         """Move the model, and return itself; results lie on the device of their input."""
         ...

@@ -22,8 +22,8 @@ from diagd.data.video import encode_video
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.play.messages import parse
 from diagd.web.play.player import to_jpeg
-from diagd.web.play.server import decode_upload
 from diagd.web.play.session import load_log
+from diagd.web.uploads import decode_upload
 from tests.attack.fuzzing import attack
 from tests.web.play.serving import Served, serving
 from tests.web.study.cases import enrol, study, write_pairs

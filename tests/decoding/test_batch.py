@@ -1,8 +1,10 @@
 """`Batch`: streams that are unlike in all share steps and memory, each as it is alone."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from diagd.backends.native.model import NativeModel
 from diagd.decoding import engine
 from diagd.decoding.engine import Batch, Stream
 from diagd.decoding.generate_tokens import write_frames
+from diagd.decoding.model import CausalModel
 from diagd.decoding.schedule import FrameFormat
 from diagd.models.guidance import GuidedModel
 from tests.decoding.cases import MODELS, NUM_VISUAL, VOCAB_SIZE, model_of
@@ -69,10 +72,11 @@ class Request:
         )
         return out.tokens[0]
 
-    def begin(self, batch: Batch) -> Stream:
+    def begin(self, batch: Batch, model: CausalModel | None = None) -> Stream:
         """Have a stream of a batch write the same."""
         frame = FrameFormat(self.height, self.width, self.num_actions)
-        stream = batch.admit(frame, self.sampling, self.seed, max_slots=self.max_slots)
+        given = {"model": model, "max_slots": self.max_slots}
+        stream = batch.admit(frame, self.sampling, self.seed, **given)
         stream.read(self.prompt, self.context_frames)
         write_frames(stream, self.strategy, self.actions)
         return stream
@@ -82,9 +86,12 @@ def taken(stream: Stream) -> list[Tensor]:
     return [stream.take_frame() for _ in range(stream.num_whole - stream.num_taken)]
 
 
-def together(batch: Batch, requests: list[Request]) -> list[Tensor]:
+def together(
+    batch: Batch, requests: list[Request], models: Sequence[CausalModel | None] = ()
+) -> list[Tensor]:
     """Return the frames of all, written side by side."""
-    streams = [request.begin(batch) for request in requests]
+    each = zip_longest(requests, models)
+    streams = [request.begin(batch, model) for request, model in each]
     written: list[list[Tensor]] = [[] for _ in streams]
     counts = [request.num_frames for request in requests]
     while [*map(len, written)] != counts:
@@ -198,6 +205,18 @@ def test_guided_streams_share_steps_and_take_a_sequence_for_each_prompt():
     message = r"batch is full: expected 2 free sequences in a row, 4 of 5 are in use$"
     with pytest.raises(ValueError, match=message):
         requests[0].begin(batch)
+
+
+def test_streams_of_one_batch_are_guided_each_in_its_own_way():
+    """By other scales and other prompts, or not at all."""
+    plain = guided().model
+    models = [GuidedModel(plain, torch.tensor([[3, 7]]), 1, 4.0), plain, guided()]
+    requests = [Request(seed=seed, num_actions=0, max_slots=60) for seed in range(3)]
+    batch = Batch(plain, 5, 62)
+    written = together(batch, requests, models)
+    for own, request, model in zip(written, requests, models, strict=True):
+        assert torch.equal(own, request.alone(model))
+    assert not torch.equal(written[0], requests[0].alone(plain))
 
 
 def test_a_full_batch_takes_nobody_until_a_stream_has_gone():

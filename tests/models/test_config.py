@@ -38,8 +38,16 @@ def test_unknown_and_missing_fields_are_named():
         ({"mlp": "relu"}, "mlp must be one of 'swiglu', 'gelu', 'exact_gelu', got 'relu'"),
         (
             {"position": "alibi"},
-            "position must be one of 'rope', 'rope2d', 'rope3d', 'learned', got 'alibi'",
+            "position must be one of 'rope', 'rope2d', 'rope3d', 'mrope', 'learned', got 'alibi'",
         ),
+        *(
+            (
+                {"position": "mrope", "rotary_sections": sections},
+                f"position='mrope' needs rotary_sections, three counts of 4 pairs, got {sections}",
+            )
+            for sections in ([], [1, 1], [2, 2, 1], [0, 0, 0], [2, -1, 1])
+        ),
+        ({"rotary_sections": [1, 1, 2]}, "rotary_sections need position='mrope', got 'rope'"),
         ({"bias": 1}, "bias must be true or false, got 1"),
         ({"norm_eps": 0}, "norm_eps must be a finite number above 0, got 0"),
         ({"rope_theta": "1e4"}, "rope_theta must be a finite number above 0, got '1e4'"),

@@ -9,8 +9,6 @@ from transformers import (
     BloomForCausalLM,
     FalconConfig,
     FalconForCausalLM,
-    GlmImageConfig,
-    GlmImageForConditionalGeneration,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoConfig,
@@ -234,9 +232,6 @@ def unsupported_models():
             ),
             "Qwen2VLForConditionalGeneration cannot be used: its tokens have three positions": (
                 Qwen2VLForConditionalGeneration(Qwen2VLConfig(**spatial, vision_config=eyes))
-            ),
-            "GlmImageForConditionalGeneration cannot be used: its tokens have three positions": (
-                GlmImageForConditionalGeneration(GlmImageConfig(**spatial, vision_config=eyes))
             ),
             "LlamaForCausalLM cannot be used: its weights are on the meta device": make("llama"),
         }

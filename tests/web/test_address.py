@@ -38,6 +38,13 @@ def test_a_port_is_used_again_at_once_only_where_that_is_not_sharing(system, opt
         assert listening.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == option
 
 
+def test_the_end_of_an_answer_waits_for_no_word_of_the_client():
+    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_port_0_is_any_that_is_free():
     with listen("127.0.0.1", 0) as one, listen("127.0.0.1", 0) as other:
         assert one.getsockname()[1] != other.getsockname()[1]

@@ -5,6 +5,7 @@ Outputs do not depend on the number of lanes in a step.
 """
 
 import ctypes
+from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
@@ -35,6 +36,7 @@ from diagd.backends.native.library import load_library
 from diagd.backends.native.weights import NativeDType, NativeWeights
 from diagd.decoding.model import CausalModel, Drawing, ModelShape, Step, StepFunction
 from diagd.decoding.sampling import Draw
+from diagd.decoding.schedule import Section
 from diagd.decoding.step import BLOCK, whole_blocks
 from diagd.decoding.visibility import Seen
 from diagd.models.attention import check_cache_fits, check_sizes
@@ -112,8 +114,10 @@ class NativeModel(CausalModel):
     def num_threads(self) -> int:
         return min(torch.get_num_threads(), self.max_threads)
 
-    def coordinates(self, positions: Tensor) -> Tensor | None:
-        return grid_coordinates(self.config, positions)
+    def coordinates(
+        self, positions: Tensor, sections: Sequence[Section] | None = None
+    ) -> Tensor | None:
+        return grid_coordinates(self.config, positions, sections)
 
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None

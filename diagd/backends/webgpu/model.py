@@ -6,7 +6,7 @@ tokens stay on the device: `Buffers.tokens` fetches them when read.
 """
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ctypes import Structure
 from functools import cache
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from diagd.backends.webgpu.shader import (
     weights_of,
 )
 from diagd.decoding.model import Buffers, CausalModel, ModelShape, Step, StepFunction
+from diagd.decoding.schedule import Section
 from diagd.decoding.step import BLOCK, Lanes, whole_blocks
 from diagd.decoding.visibility import Seen
 from diagd.extras import require
@@ -233,8 +234,10 @@ class WebGPUModel(CausalModel):
     def shape(self) -> ModelShape:
         return self._shape
 
-    def coordinates(self, positions: Tensor) -> Tensor | None:
-        return grid_coordinates(self.config, positions)
+    def coordinates(
+        self, positions: Tensor, sections: Sequence[Section] | None = None
+    ) -> Tensor | None:
+        return grid_coordinates(self.config, positions, sections)
 
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None

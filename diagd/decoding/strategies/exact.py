@@ -235,9 +235,10 @@ def _changed(stream: Stream, step: NextStep, drafted: Tensor) -> list[bool]:
 
 def step_costs(stream: Stream) -> dict[int, float]:
     """Return the seconds of a stream's steps by number of lanes, measured once per model."""
-    if stream.model not in _costs:
-        _costs[stream.model] = time_steps(partial(_dry_step, stream))
-    return _costs[stream.model]
+    model = stream.batch.model  # the stream's own may be a new wrapper of it each time
+    if model not in _costs:
+        _costs[model] = time_steps(partial(_dry_step, stream))
+    return _costs[model]
 
 
 def time_steps(seconds_of: Callable[[int], float]) -> dict[int, float]:

@@ -17,7 +17,7 @@ from diagd.backends.native.wasm import Play, pack_world, places_of
 from diagd.backends.webgpu.shader import describe_shaders
 from diagd.console import make_console, waiting
 from diagd.decoding.sampling import ValidRanges
-from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.schedule import TokenGrid, steps_of_frame
 from diagd.files import write_bytes
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.world_folder import CARD_FILE, WorldSource, load_parts
@@ -25,7 +25,6 @@ from diagd.tokenizers.vq import VQTokenizer
 from diagd.web.play.messages import Manifest, to_json
 from diagd.web.play.options import ExportWebOptions, WorldFlags
 from diagd.web.play.player import to_jpeg
-from diagd.web.play.session import steps_of_frame
 from diagd.web.play.welcome import describe, offered, opening, strategy_of
 
 STATIC, KERNELS = (Path(__file__).with_name(name) for name in ("static", "kernels"))

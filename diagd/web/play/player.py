@@ -45,7 +45,6 @@ from diagd.web.play.session import MAX_FRAMES, Controls, Session, SessionLog
 WINDOW = 2  # frames under way to the page
 MAX_STEPS = 16  # asked for and not yet begun
 MAX_RECORDED_FRAMES = 1200
-MAX_UPLOAD_BYTES = 16 * 2**20
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 

@@ -5,24 +5,22 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, thread_time
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
-
-from diagd.backends.native.model import NativeModel
 from diagd.decoding.engine import Batch
-from diagd.decoding.model import CausalModel
 from diagd.decoding.strategies.table import Exact
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import StartScene
+from diagd.web.model_thread import Painter, tried
 from diagd.web.play.messages import Alive, Begin, Ended, Frame, PageMessage, Welcome
-from diagd.web.play.player import MAX_RECORDED_FRAMES, MAX_UPLOAD_BYTES, Note, Player
+from diagd.web.play.player import MAX_RECORDED_FRAMES, Note, Player
 from diagd.web.play.session import Controls, SessionLog
 from diagd.web.play.welcome import describe, offered
+from diagd.web.uploads import MAX_UPLOAD_BYTES
 
 logger = logging.getLogger("diagd.play")
 GONE, TRY_LATER, WRONG, CRASHED = 1000, 1013, 1008, 1011  # codes that close a socket
@@ -146,21 +144,21 @@ class Scheduler:
         """Take a turn, or steps until a frame is whole; return what paints it, or went wrong."""
         if self.batch is None:
             (player,) = self.served
-            return {player: _tried(partial(_timed, player))}
+            return {player: tried(partial(_timed, player))}
         ended, started = dict[Player, Callable[[], Note] | Exception](), thread_time()
         for player in [one for one in self.served if one not in self.acting]:
-            end = _tried(partial(player.act, self.batch))
+            end = tried(partial(player.act, self.batch))
             if isinstance(end, Exception):
                 ended[player] = end
             else:
                 self.acting[player] = end
-        failed = _tried(partial(self._step_until_one_is_done, self.batch))
+        failed = tried(partial(self._step_until_one_is_done, self.batch))
         if failed is not None:  # in the step that all share
             ended |= dict.fromkeys(self.acting, failed)
         for player in [one for one in self.acting if one.is_done or one in ended]:
             end = self.acting.pop(player)
             if player not in ended:
-                ended[player] = _tried(end)
+                ended[player] = tried(end)
         for player in self.served:
             player.turn_seconds = (thread_time() - started) / len(self.served)
         return ended
@@ -227,17 +225,6 @@ class Scheduler:
                 self.end(player, f"{passed}, so this dream ended and gave its memory back.")
 
 
-Result = TypeVar("Result")
-
-
-def _tried(work: Callable[[], Result]) -> Result | Exception:
-    """Return what was worked out, or what went wrong, which is its player's alone."""
-    try:
-        return work()
-    except Exception as error:
-        return error
-
-
 def _timed(player: Player) -> Callable[[], Note]:
     player.make_room()  # not charged, nor is a machine that stalls: neither is the player's doing
     started = thread_time()
@@ -245,28 +232,3 @@ def _timed(player: Player) -> Callable[[], Note]:
         return player.turn()
     finally:
         player.turn_seconds = thread_time() - started
-
-
-class Painter:
-    """Paints beside the model, or in its thread where the model has none to spare."""
-
-    def __init__(self, model: CausalModel, thread: Executor) -> None:
-        self.thread, self.native = thread, None  # the owner shuts the thread down
-        if isinstance(model, NativeModel) and model.num_threads > 1:
-            self.native, self.threads_left = model, model.num_threads - 1
-            before = torch.get_num_threads()
-            self.thread = ThreadPoolExecutor(1, "painter", torch.set_num_threads, (1,))
-            self.thread.submit(torch.get_num_threads).result()
-            torch.set_num_threads(before)  # or threads yet to come would have one, too
-
-    def submit(self, paint: Callable[[], Note]) -> asyncio.Future[Note]:
-        return asyncio.get_running_loop().run_in_executor(self.thread, self._run, paint)
-
-    def _run(self, paint: Callable[[], Note]) -> Note:
-        if self.native is None:
-            return paint()
-        before, self.native.max_threads = self.native.max_threads, self.threads_left
-        try:
-            return paint()
-        finally:
-            self.native.max_threads = before

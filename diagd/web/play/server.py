@@ -9,29 +9,23 @@ import contextlib
 import gc
 import logging
 import mimetypes
-import os
 import socket
-import sys
 import threading
 import time
 import webbrowser
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import uvicorn
 from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
 from starlette.exceptions import HTTPException
-from torch import Tensor
 
 from diagd.backends.devices import device_of
 from diagd.backends.webgpu.model import WebGPUModel
 from diagd.console import make_console, waiting
-from diagd.data.video import resize
 from diagd.decoding.engine import Batch
 from diagd.files import write_bytes
 from diagd.pipeline.generator import VideoGenerator
@@ -53,7 +47,7 @@ from diagd.web.play.messages import (
     to_json,
 )
 from diagd.web.play.options import PlayOptions, WorldFlags
-from diagd.web.play.player import MAX_UPLOAD_BYTES, Player, to_jpeg, to_mp4
+from diagd.web.play.player import Player, to_jpeg, to_mp4
 from diagd.web.play.scheduler import TRY_LATER, WRONG, Scheduler
 from diagd.web.play.session import (
     Controls,
@@ -65,15 +59,11 @@ from diagd.web.play.session import (
     save_log,
 )
 from diagd.web.play.welcome import opening, strategy_of
+from diagd.web.uploads import MAX_SECONDS_OF_UPLOAD, MAX_UPLOAD_BYTES, decode_upload
 
 logger = logging.getLogger("diagd.play")
 TYPES = mimetypes.MimeTypes()  # without the machine's own: Windows may take a script for text
-DECODER = Path(__file__).with_name("upload_decoder.py")
 MAX_SESSION_BYTES = 4 * 2**20
-MAX_UPLOAD_FRAMES = 900
-MAX_UPLOAD_PIXELS = 3840 * 2160
-MAX_SECONDS_OF_UPLOAD = 60.0
-MAX_SECONDS_OF_DECODING = 20.0
 MESSAGES_PER_SECOND, BURST = 200.0, 400.0
 
 
@@ -361,51 +351,3 @@ async def _upload(player: Player, request: Request, max_bytes: int) -> AsyncIter
 def _download(data: bytes, media_type: str, name: str) -> Response:
     headers = {"content-disposition": f'attachment; filename="{name}"'}
     return Response(data, media_type=media_type, headers=headers)
-
-
-async def decode_upload(
-    data: bytes,
-    keep: int,
-    height_px: int,
-    width_px: int,
-    fps: float = 0,
-    fit: Callable[..., Tensor] = resize,
-) -> Tensor:
-    """Decode an image, or the last `keep` of a clip's first frames, in a child process (`DECODER`).
-
-    `fps`: read a clip of more frames a second at this rate. Returns (T, height_px, width_px, 3)
-    uint8, scaled by `fit`; ValueError if it is slow, damaged or of another kind.
-    """
-    here = Path.cwd()  # what lies in the current folder must not pass for a library
-    found = [path for path in sys.path if path and Path(path).resolve() != here]
-    found.append(str(Path(__file__).parents[3]))  # diagd's own, if that is where it lies: the last
-    limits, pipe = (MAX_UPLOAD_FRAMES, keep, MAX_UPLOAD_PIXELS, fps), asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", str(DECODER), *map(str, limits)),
-        **dict.fromkeys(("stdin", "stdout", "stderr"), pipe),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(found)},
-    )
-    try:
-        out, err = await asyncio.wait_for(child.communicate(data), MAX_SECONDS_OF_DECODING)
-    except TimeoutError:
-        raise ValueError(f"decoding took longer than {MAX_SECONDS_OF_DECODING:g} seconds") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
-        await child.wait()
-    complaint = err.decode(errors="replace").strip()
-    if child.returncode == 2:
-        raise ValueError(complaint[:200])
-    reason = complaint.rpartition("\n")[2]
-    if reason.startswith(("ImportError", "ModuleNotFoundError")):
-        raise ValueError(f"this server cannot decode pictures ({reason[:200]})")
-    if child.returncode:
-        raise ValueError("the file could not be decoded (it needed too much memory or time)")
-    return await asyncio.to_thread(_fit, out, partial(fit, height_px=height_px, width_px=width_px))
-
-
-def _fit(raw: bytes, fit: Callable[[Tensor], Tensor]) -> Tensor:
-    line, _, pixels = raw.partition(b"\n")
-    shape = (*map(int, line.split()), 3)
-    frames = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(shape)
-    return torch.cat([fit(frame[None]) for frame in frames])

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import zlib
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +17,7 @@ from torch import Tensor
 from diagd.decoding.engine import Batch
 from diagd.decoding.generate_tokens import begin_frames
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.schedule import Order, TokenGrid
+from diagd.decoding.schedule import TokenGrid, steps_of_frame
 from diagd.decoding.strategies.table import Diagonal, Strategy, as_strategy
 from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.generator import VideoGenerator
@@ -151,12 +150,6 @@ def memory_of(world: VideoGenerator, num_sessions: int, max_slots: int | None = 
     """Allocate the memory of sessions that share their steps, by default for any start."""
     held = world.config.max_positions if max_slots is None else max_slots
     return Batch(world.guided(None), num_sessions, held + world.config.num_action_tokens + 1)
-
-
-@lru_cache(maxsize=16)
-def steps_of_frame(order: Order) -> tuple[int, ...]:
-    rows, columns = range(order.grid.height), range(order.grid.width)
-    return tuple(order.step_of(0, i, j) for i in rows for j in columns)
 
 
 def checksum_of(tokens: Tensor) -> int:

@@ -135,6 +135,7 @@ def test_logits_that_are_broken_are_found():
         (KINDS["chameleon"], "does not support head_size or head_norm"),
         ({"mlp": "exact_gelu"}, "does not support exact GELU in MLPs"),
         ({"position_table": True}, "does not support cross-attention or a position table"),
+        ({"post_norms": True}, "does not support norms behind layers"),
     ],
 )
 def test_a_model_that_the_shaders_cannot_run_is_refused(changes, message):

@@ -19,7 +19,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from diagd.data.video import read_video, write_image
-from diagd.web.play.player import MAX_UPLOAD_BYTES
+from diagd.web.uploads import MAX_UPLOAD_BYTES
 from tests.web.play.serving import Served, wait_until
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 

@@ -13,9 +13,8 @@ from PIL import Image
 from diagd.data.video import resize, write_image, write_video
 from diagd.metrics.quality import psnr
 from diagd.pipeline.prompts import read_clip
-from diagd.web.play import server
-from diagd.web.play.server import DECODER
-from diagd.web.play.upload_decoder import SIGNATURES, container_of, decode
+from diagd.web import uploads
+from diagd.web.upload_decoder import SIGNATURES, container_of, decode
 from tests.data.encoding import encode_video
 from tests.worlds import smooth_frames
 
@@ -23,7 +22,7 @@ FRAMES = smooth_frames(6, 48, 90)
 
 
 def upload(data, keep=4):
-    return asyncio.run(server.decode_upload(data, keep, 24, 40))
+    return asyncio.run(uploads.decode_upload(data, keep, 24, 40))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +65,7 @@ def test_an_upload_is_what_its_file_is_as_a_prompt(name, tmp_path):
         moves = {} if is_still else {"save_all": True, "append_images": pictures[1:]}
         pictures[0].save(path, exif=exif, duration=50, **moves)
     prompt = read_clip(path, None, 2, 0, 10, 1)
-    shown = asyncio.run(server.decode_upload(path.read_bytes(), 2, 24, 40, fps=10))
+    shown = asyncio.run(uploads.decode_upload(path.read_bytes(), 2, 24, 40, fps=10))
     assert torch.equal(shown, resize(prompt.frames, 24, 40))
     assert len(shown) == (1 if is_still else 2)
 
@@ -83,14 +82,14 @@ def test_libraries_are_found_where_the_server_finds_them_but_not_in_the_current_
     monkeypatch.syspath_prepend(tmp_path / "here")
     monkeypatch.setattr("sys.path", ["", *sys.path])
     decoder = tmp_path / "decoder.py"
-    decoder.write_text(f"import only_here\n{DECODER.read_text()}")
-    monkeypatch.setattr(server, "DECODER", decoder)
+    decoder.write_text(f"import only_here\n{uploads.DECODER.read_text()}")
+    monkeypatch.setattr(uploads, "DECODER", decoder)
     assert upload(clip).shape == (4, 24, 40, 3)
 
 
 def test_a_decoder_whose_libraries_are_missing_says_so(clip, tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "DECODER", tmp_path / "decoder.py")
-    server.DECODER.write_text("import no_such_module")
+    monkeypatch.setattr(uploads, "DECODER", tmp_path / "decoder.py")
+    uploads.DECODER.write_text("import no_such_module")
     message = r"this server cannot decode pictures \(ModuleNotFoundError: .*no_such_module"
     with pytest.raises(ValueError, match=message):
         upload(clip)
@@ -119,7 +118,7 @@ def test_a_clip_with_sound_and_another_container_is_decoded_behind_the_lock(tmp_
 @pytest.mark.parametrize("kind", ["PNG", "WebP", "GIF"])
 def test_an_animation_of_any_length_costs_a_bounded_time(kind, monkeypatch):
     """Many frames in a few kilobytes."""
-    monkeypatch.setattr(server, "MAX_SECONDS_OF_DECODING", 10)
+    monkeypatch.setattr(uploads, "MAX_SECONDS_OF_DECODING", 10)
     frames = [Image.new("RGB", (640, 360), (number, 0, 0)) for number in range(60)]
     buffer = io.BytesIO()
     frames[0].save(buffer, kind, save_all=True, append_images=frames[1:], lossless=True)
@@ -175,7 +174,7 @@ def test_containers_that_could_name_other_files_are_not_even_opened(data):
 
 def test_behind_the_lock_no_file_can_be_opened_and_no_socket():
     script = (
-        f"import sys; sys.path.insert(0, {str(DECODER.parent)!r})\n"
+        f"import sys; sys.path.insert(0, {str(uploads.DECODER.parent)!r})\n"
         "import upload_decoder, socket; upload_decoder.lock_up()\n"
         "for attempt in (lambda: open('/etc/hostname'), socket.socket):\n"
         "    try: attempt()\n"
@@ -186,15 +185,15 @@ def test_behind_the_lock_no_file_can_be_opened_and_no_socket():
 
 
 def test_an_upload_that_takes_too_long_is_stopped(tmp_path, clip, monkeypatch):
-    monkeypatch.setattr(server, "DECODER", tmp_path / "slow.py")
-    monkeypatch.setattr(server, "MAX_SECONDS_OF_DECODING", 0.3)
-    server.DECODER.write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(uploads, "DECODER", tmp_path / "slow.py")
+    monkeypatch.setattr(uploads, "MAX_SECONDS_OF_DECODING", 0.3)
+    uploads.DECODER.write_text("import time; time.sleep(60)")
     with pytest.raises(ValueError, match=r"decoding took longer than 0\.3 seconds"):
         upload(clip)
 
 
 def test_a_decoder_that_crashes_is_an_error_in_words(tmp_path, clip, monkeypatch):
-    monkeypatch.setattr(server, "DECODER", tmp_path / "crash.py")
-    server.DECODER.write_text("import os, sys; sys.stdin.buffer.read(); os.abort()")
+    monkeypatch.setattr(uploads, "DECODER", tmp_path / "crash.py")
+    uploads.DECODER.write_text("import os, sys; sys.stdin.buffer.read(); os.abort()")
     with pytest.raises(ValueError, match="could not be decoded"):
         upload(clip)

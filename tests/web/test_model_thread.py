@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from diagd.backends.native.model import NativeModel
-from diagd.web.play.scheduler import Painter
+from diagd.web.model_thread import Painter
 from tests.models.tiny import tiny_model
 
 

@@ -1,0 +1,414 @@
+"""GLM-Image: tokens of a picture by diagonals, and its pixels by diffusers' `GlmImagePipeline`.
+
+Its class of transformers writes a small preview and then the picture, a token for 32 x 32 pixels;
+behind source pictures, which it reads as tokens, the picture alone. A diffusion transformer and a
+VAE paint what the tokens say. A folder is the release's: a pipeline of diffusers.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import save
+from torch import Tensor
+
+from diagd.backends.devices import device_of
+from diagd.checks import read_size, whole
+from diagd.console import make_console, print_records, progress, waiting
+from diagd.data.video import read_video, write_image
+from diagd.decoding.generate_tokens import GenerationStats, generate_grids
+from diagd.decoding.sampling_options import SamplingOptions
+from diagd.decoding.schedule import FrameFormat, Section
+from diagd.decoding.strategies.table import Strategy, as_strategy
+from diagd.families.checkpoints import WEIGHTS_FILE, diffusers_pipeline, model_path, read_shards
+from diagd.families.defaults import GenerationDefaults, image_defaults
+from diagd.files import MISFITS, naming, require_folder, write_bytes
+from diagd.models.huggingface import HuggingFaceModel
+from diagd.pipeline.options import GenerateOptions
+from diagd.pipeline.prompts import Picture, as_frames
+from diagd.weight_files import check_fit, read_weights
+
+PIPELINE = "GlmImagePipeline"
+SIDE_PX = 32  # of a token
+STAGE, PROCESSOR = "vision_language_encoder", "processor"  # folders of the first stage
+PAINTERS = "transformer", "vae", "scheduler", "text_encoder", "tokenizer"  # and of the second
+_PREVIEW_SIDE = 16  # tokens of a square preview
+_DAMAGE = (*MISFITS, OSError, SafetensorError)
+
+
+def grids_of(height_px: int, width_px: int) -> tuple[FrameFormat, FrameFormat]:
+    """Return the grids of the preview and of the picture, or raise ValueError for other sizes."""
+    for name, size in (("height", height_px), ("width", width_px)):
+        if whole(size, name) < SIDE_PX or size % SIDE_PX:
+            raise ValueError(f"{name} must be a multiple of {SIDE_PX} pixels, got {size}")
+    height, width = height_px // SIDE_PX, width_px // SIDE_PX
+    ratio = height / width  # in the words of its processor, for the sake of rounding
+    sides = int(math.sqrt(ratio) * _PREVIEW_SIDE), int(math.sqrt(1 / ratio) * _PREVIEW_SIDE)
+    if not all(sides):
+        raise ValueError(f"a picture of {height_px}x{width_px} pixels is too narrow for a preview")
+    return FrameFormat(*sides), FrameFormat(height, width)
+
+
+def check_text(text: str) -> None:
+    if not text.strip():
+        raise ValueError("GLM-Image makes pictures of texts: expected a text, got an empty one")
+
+
+@dataclass(frozen=True)
+class GeneratedPicture:
+    """A picture that GLM-Image generated.
+
+    Attributes:
+        tokens: (height, width) int64, one for 32 x 32 pixels.
+        preview: (rows, columns) int64, what it wrote first; None behind source pictures.
+        pixels: (32 * height, 32 * width, 3) uint8 RGB; None where only the first stage is there.
+        stats: what decoding took, of all pictures made at once.
+    """
+
+    tokens: Tensor
+    preview: Tensor | None
+    pixels: Tensor | None
+    stats: GenerationStats
+
+    @property
+    def prior_token_ids(self) -> Tensor:
+        """(1, 4 * height * width) int64, each token twice each way, as `GlmImagePipeline` asks."""
+        return doubled(self.tokens)[None]
+
+
+def doubled(tokens: Tensor) -> Tensor:
+    return tokens.repeat_interleave(2, 0).repeat_interleave(2, 1).flatten()
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What one picture is made of."""
+
+    prompt: Tensor  # (P,) int64, source pictures as tokens
+    sources: list[Section]
+    grids: list[FrameFormat]  # to be written
+
+    def source_tokens(self) -> list[Tensor]:
+        return [
+            self.prompt[one.start : one.end].view(one.frame.height, one.frame.width)
+            for one in self.sources
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class GlmImage:
+    """GLM-Image: a text, and maybe source pictures, become a picture.
+
+    Args:
+        model: the first stage, which writes tokens.
+        processor: makes prompts of texts and pictures.
+        painter: `GlmImagePipeline` of diffusers without the first stage; None: tokens are all.
+        defaults: how its makers use the first stage.
+    """
+
+    model: HuggingFaceModel
+    processor: Any
+    painter: Any
+    defaults: GenerationDefaults
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | str = "auto",
+    ) -> "GlmImage":
+        """Load a folder of the release, or `user/name` on the Hugging Face Hub.
+
+        The first stage and its processor must be there; where the rest is missing, pictures are
+        tokens. `dtype` is a floating-point type of torch; auto: that of the files.
+
+        Raises:
+            FileNotFoundError, ValueError: something is missing or damaged, or another model's.
+        """
+        folder, device = model_path(name_or_path), device_of(str(device))
+        if (given := diffusers_pipeline(folder)) != PIPELINE:
+            raise ValueError(f"{folder}: expected model_index.json of {PIPELINE}, got {given}")
+        stage = require_folder(folder / STAGE, "first stage of GLM-Image")
+        words = require_folder(folder / PROCESSOR, "text tokenizer and processor")
+        model = _load_stage(stage, dtype)
+        with naming(f"{words}: no processor of GLM-Image", _DAMAGE):
+            from transformers import GlmImageProcessor  # slow to import
+
+            processor = GlmImageProcessor.from_pretrained(words, local_files_only=True)
+        codes = model.image_range[1] if model.image_range else 0
+        start = processor.tokenizer.convert_tokens_to_ids(processor.bos_token)
+        if start != model.vocabulary.image_start:
+            raise ValueError(
+                f"{words}: its image start is id {start}, the model's "
+                f"{model.vocabulary.image_start}: another model's"
+            )
+        there = [name for name in PAINTERS[:2] if (folder / name).is_dir()]
+        painter = _load_painter(folder, codes, model.dtype, device) if there else None
+        model.model.to(device)
+        drawn = {
+            name: getattr(model.model.generation_config, name)
+            for name in ("temperature", "top_k", "top_p")
+        }
+        given = {name: value for name, value in drawn.items() if value is not None}
+        return cls(model, processor, painter, image_defaults(**{"top_p": None} | given))
+
+    def generate(
+        self,
+        text: str | list[str],
+        size_px: tuple[int, int] = (1024, 1024),
+        sources: Sequence[Picture] = (),
+        *,
+        strategy: Strategy | str = "k=1",
+        sampling: SamplingOptions | None = None,
+        seed: int | list[int] = 0,
+        read_again: bool = True,
+        on_grid: Callable[[int], object] | None = None,
+        **painting: Any,
+    ) -> list[GeneratedPicture]:
+        """Make a picture of each text, all of them at once.
+
+        Args:
+            text: what the picture shows; what stands in quotes is written in it.
+            size_px: height and width, multiples of 32.
+            sources: pictures that each is made from, in any form of `VideoGenerator.generate`.
+            strategy: how to decode, by name (see `diagd.decoding.strategies`) or as a value.
+            sampling: how tokens are drawn; by default at the release's temperature and top-p, out
+                of all codes: transformers' `generate` would draw out of the 50 likeliest.
+            seed: of the draws, and of the painter's noise; picture b has seed + b, or its own.
+            read_again: whether the preview is read causally, as in training, before the picture
+                begins; else that sees the keys and values with which diagonals wrote it.
+            on_grid: called with how many grids there are, whenever there are more.
+            painting: other arguments of `GlmImagePipeline`, such as num_inference_steps.
+
+        Raises:
+            ValueError: a text, a size or a picture that the model does not read.
+        """
+        texts, strategy = [text] if isinstance(text, str) else list(text), as_strategy(strategy)
+        pictures = [Image.fromarray(as_frames(one)[0].cpu().numpy()) for one in sources]
+        asked = [self._ask(one, size_px, pictures) for one in texts]
+        options = self.defaults.sampling(sampling, self.model.image_range)
+        out = generate_grids(
+            self.model,
+            [one.prompt for one in asked],
+            [one.grids for one in asked],
+            strategy,
+            options,
+            seed,
+            sections=[one.sources for one in asked],
+            read_again=read_again,
+            on_grid=on_grid,
+        )
+        seeds = seed if isinstance(seed, list) else [seed + row for row in range(len(texts))]
+        made = list[GeneratedPicture]()
+        for said, one, grids, own in zip(texts, asked, out.tokens, seeds, strict=True):
+            pixels = self._paint(said, one, grids[-1], own, pictures, painting)
+            preview = grids[0] if len(grids) > 1 else None
+            made.append(GeneratedPicture(grids[-1], preview, pixels, out.stats))
+        return made
+
+    @torch.inference_mode()
+    def _ask(self, text: str, size_px: tuple[int, int], pictures: list[Image.Image]) -> _Asked:
+        check_text(text)
+        parts: list[dict[str, Any]] = [{"type": "image"} for _ in pictures]
+        chat = [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+        said = self.processor.apply_chat_template(chat, tokenize=False)
+        height, width = size_px
+        read = self.processor(
+            text=[said],
+            images=pictures or None,
+            target_h=height,
+            target_w=width,
+            return_tensors="pt",
+        )
+        prompt, sizes = read["input_ids"][0], read["image_grid_thw"]
+        preview, picture = grids_of(height, width)
+        grids = [picture] if pictures else [preview, picture]
+        expected = [[1, one.height, one.width] for one in reversed(grids)]
+        if sizes[len(pictures) :].tolist() != expected:
+            raise ValueError(f"its processor asks for grids {sizes.tolist()}, expected {expected}")
+        model, device = self.model.model, self.model.device
+        if pictures:
+            sizes = sizes[: len(pictures)].to(device)
+            seen: Any = model.get_image_features(read["pixel_values"].to(device), sizes)
+            features = seen.pooler_output  # before transformers 5.24 not in rows and columns
+            features = features if features[0].ndim > 2 else torch.cat(list(features))
+            ids = model.get_image_tokens(features, sizes).flatten().cpu()
+            prompt = prompt.masked_scatter(prompt == model.config.image_token_id, ids)
+        return _Asked(prompt.to(device), [*_sources(model.config, prompt, sizes, pictures)], grids)
+
+    def _paint(
+        self,
+        text: str,
+        asked: _Asked,
+        tokens: Tensor,
+        seed: int,
+        pictures: list[Image.Image],
+        painting: dict[str, Any],
+    ) -> Tensor | None:
+        if self.painter is None:
+            return None
+        sources = dict[str, Any]()
+        if pictures:
+            ids = torch.cat([doubled(one) for one in asked.source_tokens()])
+            sizes = [[1, 2 * one.frame.height, 2 * one.frame.width] for one in asked.sources]
+            sources = {
+                "image": [pictures],
+                "prior_token_image_ids": [ids],
+                "source_image_grid_thw": [torch.tensor(sizes, device=ids.device)],
+            }
+        height, width = (SIDE_PX * side for side in tokens.shape)
+        noise = torch.Generator(self.model.device).manual_seed(seed % 2**63)
+        given = {"height": height, "width": width, "generator": noise, **sources, **painting}
+        out = self.painter([text], prior_token_ids=doubled(tokens)[None], **given)
+        return as_frames(out.images[0])[0]
+
+
+def _sources(
+    config: Any, prompt: Tensor, sizes: Tensor, pictures: Sequence[object]
+) -> Iterator[Section]:
+    """Yield where the tokens of source pictures stand: between an image start and an image end."""
+    starts = (prompt == config.image_start_token_id).nonzero()[:, 0] + 1
+    ends = (prompt == config.image_end_token_id).nonzero()[:, 0]
+    counts = len(starts) - 1, len(ends)
+    if counts != (len(pictures),) * 2:
+        raise ValueError(f"its processor put {counts[1]} pictures in a prompt of {len(pictures)}")
+    for start, end, (_, height, width) in zip(starts[:-1], ends, sizes.tolist(), strict=False):
+        if end - start != height * width:
+            raise ValueError(f"a source of {height}x{width} tokens has {end - start} in the prompt")
+        yield Section(int(start), FrameFormat(height, width), 1)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Hide the progress of libraries that load, lines of which would stand before an error's."""
+    from diffusers.utils import logging as of_diffusers  # slow to import
+    from transformers.utils import logging as of_transformers
+
+    with ExitStack() as ending:
+        for library in (of_diffusers, of_transformers):
+            if library.is_progress_bar_enabled():
+                library.disable_progress_bar()
+                ending.callback(library.enable_progress_bar)
+        yield
+
+
+@_without_bars()
+def _load_stage(folder: Path, dtype: torch.dtype | str) -> HuggingFaceModel:
+    from transformers import GlmImageConfig, GlmImageForConditionalGeneration  # slow to import
+
+    index = folder / "model.safetensors.index.json"
+    weights = read_shards(index) if index.is_file() else read_weights(folder / WEIGHTS_FILE)
+    with naming(f"{folder}: no first stage of GLM-Image", _DAMAGE):
+        with torch.device("meta"):
+            config = GlmImageConfig.from_pretrained(folder, local_files_only=True)
+            empty = GlmImageForConditionalGeneration(config)
+        check_fit(empty, weights, folder)  # what does not, transformers fills with random numbers
+        model = GlmImageForConditionalGeneration.from_pretrained(
+            folder, dtype=dtype, local_files_only=True
+        )
+        return HuggingFaceModel(model)
+
+
+@_without_bars()
+def _load_painter(folder: Path, codes: int, dtype: torch.dtype, device: torch.device) -> Any:
+    for name in PAINTERS:
+        require_folder(folder / name, f"{name} of GLM-Image")
+    # slow to import
+    from diffusers.pipelines.glm_image.pipeline_glm_image import GlmImagePipeline
+
+    with naming(f"{folder}: no second stage of GLM-Image", _DAMAGE), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # newer versions call it dtype
+        absent = dict.fromkeys((STAGE, PROCESSOR))
+        painter: Any = GlmImagePipeline.from_pretrained(
+            folder, torch_dtype=dtype, local_files_only=True, **absent
+        )
+    painter.set_progress_bar_config(disable=True)
+    shape, vae = painter.transformer.config, painter.vae.config
+    for what, given, expected in (
+        ("codes of transformer", shape.prior_vq_quantizer_codebook_size, codes),
+        ("channels of vae", vae.latent_channels, shape.in_channels),
+        ("pixels of a patch", painter.vae_scale_factor * shape.patch_size * 2, SIDE_PX),
+    ):
+        if given != expected:
+            raise ValueError(f"{folder}: {what} are {given}, expected {expected}: another model's")
+    return painter.to(device)
+
+
+# what `diagd generate` takes for GLM-Image; `backend` and `dtype` as far as its class has them
+FLAGS = {
+    *("model", "text", "size", "prompt", "images", "out", "seed", "device", "dtype", "guidance"),
+    *("strategy", "row_lag", "temperature", "top_k", "top_p"),
+}
+SIZE_PX = 1024, 1024
+COLUMNS = {
+    "": "{strategy}",
+    "tokens": "{num_tokens}",
+    "steps": "{num_steps}",
+    "seconds": "{seconds:.2f}",
+    "tokens/s": "{tokens_per_second:.0f}",
+}
+
+
+def draw_pictures(options: GenerateOptions) -> dict[str, Any]:
+    """Generate pictures as options say; write them, or their tokens, and print what it took."""
+    for field in fields(options):
+        if field.name not in FLAGS and getattr(options, field.name) != field.default:
+            raise ValueError(f"{field.name} is for other models than GLM-Image: leave it out")
+    if options.text is None:
+        raise ValueError('GLM-Image makes pictures of texts: give --text, such as "a house"')
+    check_text(options.text)
+    if options.dtype in ("fastest", "int8"):
+        raise ValueError(f"dtype of GLM-Image must be auto or a float's, got {options.dtype}")
+    size_px = read_size(options.size, "size", "1024x1024") if options.size else SIZE_PX
+    formats = grids_of(*size_px)
+    sources = [] if options.prompt is None else [read_video(options.prompt, last=1).frames]
+    formats = formats[len(sources) :]
+    strategy = options.decoding(GenerationDefaults(), formats[-1].height)
+    for one in formats:  # before anything is loaded
+        strategy.check(one.grid)
+    dtype = "auto" if options.dtype == "auto" else getattr(torch, options.dtype)
+    with waiting(f"loading {options.model}"):
+        pictures = GlmImage.from_pretrained(options.model, options.device, dtype)
+    scale = options.guidance  # the painter's; the first stage has none
+    painting: dict[str, Any] = {} if scale is None else {"guidance_scale": scale}
+    what, count = f"generating {options.images} pictures, {strategy}", options.images * len(formats)
+    with progress(what, count) as job:
+        made = pictures.generate(
+            [options.text] * options.images,
+            size_px,
+            sources,
+            strategy=strategy,
+            sampling=options.sampling(pictures.defaults),
+            seed=options.seed,
+            on_grid=job.reach,
+            **painting,
+        )
+    output, console = options.out or Path("dream.png"), make_console()
+    numbers = [f"-{i}" for i in range(len(made))] if len(made) > 1 else [""]
+    paths = [output.with_stem(f"{output.stem}{number}") for number in numbers]
+    if pictures.painter is None:
+        paths = [path.with_suffix(".safetensors") for path in paths]
+        console.print("note: no transformer and vae are in the folder, so tokens are written")
+    for path, one in zip(paths, made, strict=True):
+        if one.pixels is not None:
+            write_image(path, one.pixels)
+        else:
+            tensors = {"tokens": one.tokens, "prior_token_ids": one.prior_token_ids}
+            tensors |= {} if one.preview is None else {"preview": one.preview}
+            write_bytes(path, save(tensors))
+    of_one = sum(frame.grid.num_tokens for frame in formats)
+    stats = {"num_tokens": of_one * len(made), **asdict(made[0].stats)}
+    run = {"strategy": strategy.name, **stats}
+    print_records(console, f"{options.model}, {pictures.model.dtype}", COLUMNS, [run])
+    console.print(f"wrote {' and '.join(map(str, paths))}")
+    written, is_painted = list(map(str, paths)), pictures.painter is not None
+    files = {"pictures": written if is_painted else None, "tokens": None if is_painted else written}
+    return {"output": written[0], **files, "runs": [run]}
