@@ -168,8 +168,8 @@ class ContinueClip:
             progress(engine.batch.num_steps, pictures[-1][-1])
         if model.tokenizer.temporal_compression > 1:  # painted behind the first of all
             _, before = model.prompt(prompt.frames, prompt.context_actions)
-            pictures = [model.tokenizer.decode(torch.cat([before, *written])).cpu()]
-        return _image(torch.cat(pictures)[-num_frames:]), prompt.fps
+            pictures = [model.paint(before, torch.cat(written), num_frames)]
+        return _image(torch.cat(pictures)), prompt.fps
 
 
 class Progress:
