@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 
 from diagd.backends.names import DTypeChoice
 from diagd.checks import check_at_least, whole
+from diagd.client import Session
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.table import Strategy, as_strategy
@@ -43,19 +46,25 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
     `max_episode_steps`; the next step starts new ones (Gymnasium's NEXT_STEP).
 
     Args:
-            world: as for `GymEnv`.
-            num_envs: number of episodes.
-            max_episode_steps: length after which episodes are truncated; None: never.
-            render_mode: `rgb_array`, or None.
-            scenes: folder of clips and images to start from, instead of the model's own; the first
-                one unlike the model's training data raises a warning.
-            context_frames: frames of a scene in the context, or fewer if the shortest scene has
-                fewer. Default: the model's own.
-            strategy: decoding strategy, by name or as a value.
-            sampling: sampling options; default: the model's own.
-            dtype: for a world given by name, as in `VideoGenerator.from_pretrained`: `auto`,
-                `fastest`, `int8`, or a dtype of torch.
+        world: as for `GymEnv`.
+        num_envs: number of episodes.
+        max_episode_steps: length after which episodes are truncated; None: never.
+        render_mode: `rgb_array`, or None.
+        scenes: folder of clips and images to start from, instead of the model's own; the first
+            one unlike the model's training data raises a warning.
+        context_frames: frames of a scene in the context, or fewer if the shortest scene has
+            fewer. Default: the model's own.
+        strategy: decoding strategy, by name or as a value.
+        sampling: sampling options; default: the model's own.
+        dtype: for a world given by name, as in `VideoGenerator.from_pretrained`: `auto`,
+            `fastest`, `int8`, or a dtype of torch.
+        url: of a world that `diagd play` serves (see `diagd.client.Session`); each episode is a
+            session. The server has the world, its start scenes, context_frames, sampling and dtype.
+        api_key: for a server that asks for one.
     """
+
+    world: VideoGenerator  # of one that is here, not at a url
+    scenes: list[StartScene]  # of it; all have as many frames
 
     def __init__(
         self,
@@ -69,43 +78,39 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         strategy: Strategy | str = "k=1",
         sampling: SamplingOptions | None = None,
         dtype: torch.dtype | DTypeChoice = "auto",
+        url: str | None = None,
+        api_key: str | None = None,
     ) -> None:
         self.num_envs, self.max_episode_steps = whole(num_envs, "num_envs"), max_episode_steps
         whole(1 if max_episode_steps is None else max_episode_steps, "max_episode_steps")
         check_at_least(self, num_envs=1, max_episode_steps=1)
         if render_mode not in (None, *RENDER_MODES):
             raise ValueError(f"render_mode must be rgb_array or None, got {render_mode!r}")
-        if os.getpid() != _IMPORTED_BY:  # PyTorch would wait for threads that a fork does not have
-            torch.set_num_threads(1)
-        if not isinstance(world, VideoGenerator):
-            world = VideoGenerator.from_pretrained(world, dtype=dtype)
-        elif dtype != "auto":
-            raise ValueError(f"dtype must be left out: this world is loaded, in {world.dtype}")
-        if world.vocabulary is None:
-            raise ValueError("this model takes no actions, so it cannot be an environment")
-        self.world, self.names = world, world.vocabulary.names  # action names, by number
-        self.strategy, self.sampling = as_strategy(strategy), sampling
-        world.check(self.strategy, sampling)
-        self.scenes = _read_scenes(world, scenes, context_frames)  # all equally long
-        if scenes is not None:
-            world.warn_of_foreign(scene.frames for scene in self.scenes)
+        chosen = as_strategy(strategy)
+        if url is not None:
+            own = (world, scenes, context_frames, sampling, dtype)
+            if own != ("doom", None, None, None, "auto"):
+                names = "world, scenes, context_frames, sampling and dtype"
+                raise ValueError(f"{names} must be left out: the server at url has them")
+            self._played = _Elsewhere(url, num_envs, chosen, api_key)
+        else:
+            self._played = _Here(world, scenes, context_frames, chosen, sampling, dtype)
+            self.world, self.scenes = self._played.world, self._played.scenes
+        self.names = self._played.names  # of actions, by their numbers
         self.single_action_space = Discrete(len(self.names))
-        self.single_observation_space = Box(0, 255, (*world.frame_size_px, 3), np.uint8)
+        self.single_observation_space = Box(0, 255, (*self._played.size_px, 3), np.uint8)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.metadata = {
             "render_modes": RENDER_MODES,
-            "render_fps": world.defaults.fps,
+            "render_fps": self._played.fps,
             "autoreset_mode": AutoresetMode.NEXT_STEP,
         }
         self.render_mode = render_mode
         self.randoms = [seeding.np_random()[0] for _ in range(num_envs)]
-        self._engine: DecodingEngine | None = None
-        self._frames: Frames | None = None  # (B, H_px, W_px, 3), latest
-        self._num_steps, self._scene_names = (
-            0,
-            np.empty(0, object),
-        )  # since a reset, and its scenes
+        self._frames: Frames | None = None  # (B, H_px, W_px, 3), seen last
+        self._num_steps = 0  # since a reset
+        self._scene_names = np.empty(0, object)  # of the scenes that it began with
 
     def reset(
         self,
@@ -124,29 +129,24 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         for row, one in enumerate(() if seed is None else seed):
             if one is not None:
                 self.randoms[row] = seeding.np_random(whole(one, "seed"))[0]
-        drawn = [(int(r.integers(2**31)), int(r.integers(len(self.scenes)))) for r in self.randoms]
+        names = self._played.scene_names
+        drawn = [(int(r.integers(2**31)), int(r.integers(len(names)))) for r in self.randoms]
         scenes = [self._scene(options.get("scene", number)) for _, number in drawn]
-        self._engine = self.world.start(
-            [scene.frames for scene in scenes],
-            context_actions=[scene.actions for scene in scenes],
-            sampling=self.sampling,
-            seed=[number for number, _ in drawn],
-        )
-        self._frames = torch.stack([scene.frames[-1] for scene in scenes]).numpy()
+        self._frames = self._played.begin(scenes, [seed for seed, _ in drawn])
         self._num_steps = 0
-        self._scene_names = np.array([scene.name for scene in scenes], dtype=object)
+        self._scene_names = np.array([names[number] for number in scenes], dtype=object)
         return self._frames.copy(), self._info(scene=self._scene_names)
 
     def _info(self, **values: NDArray[Any]) -> dict[str, Any]:
         """Return values of all episodes, each with its mask, in Gymnasium's format."""
         return values | {f"_{name}": np.ones(self.num_envs, bool) for name in values}
 
-    def _scene(self, wanted: str | int) -> StartScene:
-        for number, scene in enumerate(self.scenes):
-            if wanted in (scene.name, number):
-                return scene
-        names = ", ".join(scene.name for scene in self.scenes)
-        known = f"a number below {len(self.scenes)} or one of: {names}"
+    def _scene(self, wanted: str | int) -> int:
+        names = self._played.scene_names
+        for number, name in enumerate(names):
+            if wanted in (name, number):
+                return number
+        known = f"a number below {len(names)} or one of: {', '.join(names)}"
         raise ValueError(f"scene must be {known}; got {wanted!r}")
 
     def step(
@@ -161,20 +161,17 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         if self._num_steps == self.max_episode_steps:
             frames, info = self.reset()
             return frames, rewards, never, never.copy(), info
-        if self._engine is None:
+        if self._frames is None:
             raise ResetNeeded("reset must be called before step")
         if not self.action_space.contains(np.asarray(actions)):
             raise ValueError(f"action must be in {self.action_space}, got {actions!r}")
-        ids = [self.world.ids_of([self.names[action]]) for action in actions]
-        (tokens,) = self._engine.decode(self.strategy, torch.cat(ids), 1)
-        # one by one: a batch of images differs by 1 of 255 in a few pixels
-        pictures = [self.world.tokenizer.decode(grid[None]).cpu() for grid in tokens]
-        self._frames = torch.cat(pictures).numpy()
+        names = [self.names[action] for action in actions]
+        self._frames = self._played.step(names)
         self._num_steps += 1
         truncated = np.full(self.num_envs, self._num_steps == self.max_episode_steps)
         info = self._info(
             scene=self._scene_names,
-            action=np.array([self.names[action] for action in actions], dtype=object),
+            action=np.array(names, dtype=object),
             frame=np.full(self.num_envs, self._num_steps),
         )
         return self._frames.copy(), rewards, never, truncated, info
@@ -185,6 +182,10 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
             return None
         return tuple(self._frames.copy())
 
+    def close_extras(self, **kwargs: Any) -> None:
+        """Give the places of a server back."""
+        self._played.close()
+
 
 class GymEnv(gymnasium.Env[Frames, np.int64]):
     """A world model as an environment (`gymnasium.Env`); registered as `diagd/World-v0`.
@@ -192,13 +193,13 @@ class GymEnv(gymnasium.Env[Frames, np.int64]):
     The reward is always 0.0, and no episode terminates. `reset` draws a start scene, or uses that
     of `options={"scene": name_or_number}`; `info["scene"]` is its name. The same seed and actions
     repeat an episode. Old frames leave the context when it is full. `episodes`, a batch of one,
-    has the `world`, its `scenes`, and the `names` of its actions by number.
-
+    has the `names` of its actions by number and, without a url, the `world` and its `scenes`.
 
     Args:
         world: a `VideoGenerator`, the name of a bundled model, or a folder.
         render_mode: `rgb_array`, or None.
-        settings: scenes, context_frames, strategy, sampling and dtype, as for `GymVectorEnv`.
+        settings: scenes, context_frames, strategy, sampling, dtype, url and api_key, as for
+            `GymVectorEnv`.
     """
 
     metadata: dict[str, Any] = {"render_modes": RENDER_MODES}  # noqa: RUF012 (gymnasium's)
@@ -233,6 +234,82 @@ class GymEnv(gymnasium.Env[Frames, np.int64]):
         """Return the latest frame, if the render mode is `rgb_array`."""
         shown = self.episodes.render()
         return None if shown is None else shown[0]
+
+    def close(self) -> None:
+        """Give the place of a server back."""
+        self.episodes.close()
+
+
+class _Here:
+    """Episodes of a world in this process, as one batch of the engine."""
+
+    def __init__(
+        self,
+        world: World,
+        scenes: str | Path | None,
+        context_frames: int | None,
+        strategy: Strategy,
+        sampling: SamplingOptions | None,
+        dtype: torch.dtype | DTypeChoice,
+    ) -> None:
+        if os.getpid() != _IMPORTED_BY:  # PyTorch would wait for threads that a fork does not have
+            torch.set_num_threads(1)
+        if not isinstance(world, VideoGenerator):
+            world = VideoGenerator.from_pretrained(world, dtype=dtype)
+        elif dtype != "auto":
+            raise ValueError(f"dtype must be left out: this world is loaded, in {world.dtype}")
+        if world.vocabulary is None:
+            raise ValueError("this model takes no actions, so it cannot be an environment")
+        world.check(strategy, sampling)
+        self.world, self.strategy, self.sampling = world, strategy, sampling
+        self.names, self.size_px = world.vocabulary.names, world.frame_size_px
+        self.fps = world.defaults.fps
+        self.scenes = _read_scenes(world, scenes, context_frames)
+        if scenes is not None:
+            world.warn_of_foreign(scene.frames for scene in self.scenes)
+        self.scene_names = [scene.name for scene in self.scenes]
+        self._engine: DecodingEngine | None = None
+
+    def begin(self, numbers: list[int], seeds: list[int]) -> Frames:
+        scenes = [self.scenes[number] for number in numbers]
+        self._engine = self.world.start(
+            [scene.frames for scene in scenes],
+            context_actions=[scene.actions for scene in scenes],
+            sampling=self.sampling,
+            seed=seeds,
+        )
+        return torch.stack([scene.frames[-1] for scene in scenes]).numpy()
+
+    def step(self, actions: list[str]) -> Frames:
+        assert self._engine is not None
+        ids = [self.world.ids_of([action]) for action in actions]
+        (tokens,) = self._engine.decode(self.strategy, torch.cat(ids), 1)
+        # one by one: a batch of images differs by 1 of 255 in a few pixels
+        pictures = [self.world.tokenizer.decode(grid[None]).cpu() for grid in tokens]
+        return torch.cat(pictures).numpy()
+
+    def close(self) -> None:
+        self._engine = None
+
+
+class _Elsewhere:
+    """Episodes of a world that is served, each a session; they step at the same time."""
+
+    def __init__(self, url: str, num_envs: int, strategy: Strategy, api_key: str | None) -> None:
+        with ExitStack() as opened:
+            settings: dict[str, Any] = {"strategy": strategy.name, "api_key": api_key}
+            sessions = [opened.enter_context(Session(url, **settings)) for _ in range(num_envs)]
+            self._threads = opened.enter_context(ThreadPoolExecutor(num_envs))
+            self.close = opened.pop_all().close
+        self.sessions, one = sessions, sessions[0]
+        self.names, self.size_px, self.fps = one.actions, one.size_px, one.fps
+        self.scene_names = one.scenes
+
+    def begin(self, numbers: list[int], seeds: list[int]) -> Frames:
+        return np.stack(list(self._threads.map(Session.reset, self.sessions, numbers, seeds)))
+
+    def step(self, actions: list[str]) -> Frames:
+        return np.stack(list(self._threads.map(Session.step, self.sessions, actions)))
 
 
 def _read_scenes(

@@ -30,10 +30,10 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 from websockets.sync.client import connect
 
+from diagd.client import unpack
 from diagd.files import replacing, write_json, write_text
 from diagd.system import provenance, settings_of
 from diagd.web.guard import listen, url_of
-from diagd.web.play.messages import unpack
 from diagd.web.play.server import PlayOptions, load
 
 STRATEGIES = ("k=1", "k=2", "k=4", "raster")

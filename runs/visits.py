@@ -28,9 +28,9 @@ import tyro
 from PIL import Image
 from websockets.sync.client import connect
 
+from diagd.client import unpack
 from diagd.files import write_json
 from diagd.system import provenance, settings_of
-from diagd.web.play.messages import unpack
 
 EVERY = 50  # visits between two readings
 

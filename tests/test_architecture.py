@@ -32,7 +32,7 @@ LAYERS = (
     ("families", "backends", "workers"),
     ("models", "tokenizers", "metrics"),
     ("decoding", "data"),
-    ("weight_files", "threads"),
+    ("weight_files", "threads", "client"),
     (
         "checks",
         "console",

@@ -17,10 +17,11 @@ PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted(ROOT.glob("d[eo]*/**/*.md")),  # dev and docs
     *sorted(ROOT.glob("diagd/assets/*/README.md")),
+    *sorted(ROOT.glob("integrations/*/README.md")),
 ]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
-PATH = re.compile(r"`((?:dev|diagd|docs|runs|tests)/[\w./*-]+)`")
-FOLDERS = ("dev", "diagd", "docs", "runs", "tests")
+PATH = re.compile(r"`((?:dev|diagd|docs|integrations|runs|tests)/[\w./*-]+)`")
+FOLDERS = ("dev", "diagd", "docs", "integrations", "runs", "tests")
 # a file named in a comment, by its last folders or by all
 FILE = re.compile(r"(?<![\w./*-])[\w./-]*\w\.(?:cpp|h|js|md|py|sh|wgsl|yaml)\b(?![\w(/])")
 SOURCES = [

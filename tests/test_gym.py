@@ -14,7 +14,8 @@ from gymnasium.utils.env_checker import check_env
 import diagd
 from diagd.data.actions import write_actions
 from diagd.data.video import read_video, write_image, write_video
-from tests.worlds import HEIGHT_PX, NAMES, WIDTH_PX, smooth_frames, write_world
+from tests.web.play.serving import serving, wait_until
+from tests.worlds import HEIGHT_PX, NAMES, WIDTH_PX, smooth_frames, write_scenes, write_world
 
 ID = "diagd.gym:diagd/World-v0"
 PAGE = Path(__file__).parents[1] / "docs" / "gym.md"
@@ -235,6 +236,62 @@ def test_numbers_that_are_not_whole_are_refused(name, generator):
     wrong: dict[str, Any] = {name: 2.5}
     with pytest.raises(ValueError, match=rf"^{name} must be a whole number, got 2\.5$"):
         diagd.GymVectorEnv(generator, **wrong)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """Serve a world with a prompt and four pictures to start from, to two players."""
+    folder = write_scenes(write_world(tmp_path_factory.mktemp("served")))
+    with serving(folder, max_sessions=2) as served:
+        yield served
+
+
+def test_gymnasiums_own_check_finds_nothing_in_a_world_elsewhere(served):
+    env = gymnasium.make(ID, url=served.url, render_mode="rgb_array")
+    check_env(env.unwrapped)
+    env.close()
+    wait_until(lambda: not served.scheduler.players)
+
+
+def test_a_world_elsewhere_is_the_world_here_to_the_pixel(served):
+    world, begin = served.scheduler.world, {"seed": 5, "options": {"scene": "view 4"}}
+    here = diagd.GymEnv(world, strategy="k=2")
+    there = diagd.GymEnv(url=served.url, strategy="k=2")
+    for name in ("action_space", "observation_space"):
+        assert getattr(here, name) == getattr(there, name), name
+    assert here.episodes.names == there.episodes.names
+    actions = [1, 2, 3, 0, 1, 1, 2, 3, 0, 0, 2]  # beyond a full context
+    assert np.array_equal(walk(here, actions, **begin), walk(there, actions, **begin))
+    assert here.step(np.int64(1))[1:] == there.step(np.int64(1))[1:]
+    with pytest.raises(ValueError, match=r"one of: opening, view 3, .* got 'cellar'"):
+        there.reset(options={"scene": "cellar"})
+    there.close()
+
+
+def test_a_batch_elsewhere_is_a_batch_here(served):
+    begin, seen = {"seed": [3, 9], "options": {"scene": 1}}, []
+    for settings in ({"world": served.scheduler.world}, {"url": served.url}):
+        env = gymnasium.make_vec(ID, num_envs=2, max_episode_steps=2, **settings)
+        frames, info = env.reset(**begin)
+        told = [env.step(np.array(actions)) for actions in ([1, 2], [3, 0], [0, 0])]
+        seen.append([frames, info["scene"], *(one[0] for one in told[:2]), told[1][3]])
+        assert told[2][0].shape == frames.shape  # the next episode begins
+        env.close()
+    for one, other in zip(*seen, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_what_a_server_decides_is_left_to_it(served):
+    for settings in ({"dtype": "int8"}, {"world": "maze"}, {"sampling": diagd.SamplingOptions()}):
+        given: dict[str, Any] = settings
+        with pytest.raises(ValueError, match=r"^world, .* and dtype must be left out: the server"):
+            diagd.GymEnv(url=served.url, **given)
+    with pytest.raises(ValueError, match="row_lag must be in"):
+        diagd.GymEnv(url=served.url, strategy="k=9")
+    env = diagd.GymEnv(url=served.url)
+    with pytest.raises(ResetNeeded, match="reset must be called before step"):
+        env.step(np.int64(1))
+    env.close()
 
 
 def test_without_gymnasium_one_line_says_what_to_install(monkeypatch):

@@ -162,6 +162,7 @@ class DecodingEngine:
         strategy: Strategy | DiagonalSchedule | str,
         actions: Tensor | None = None,
         num_frames: int | None = None,
+        on_step: Callable[[int], object] | None = None,
     ) -> Generator[Tensor, None, None]:
         """Generate frames, each yielded when its last token is final in all batch rows.
 
@@ -175,6 +176,7 @@ class DecodingEngine:
             actions: (B, T, num_action_tokens) int64; actions[:, t] precedes frame t. None if the
                 model has none.
             num_frames: frames to generate; default: those of the schedule or the actions.
+            on_step: called after each step with `batch.num_steps`.
 
         Returns:
             A generator of (B, height, width) int64.
@@ -201,7 +203,7 @@ class DecodingEngine:
         actions = actions.to(self.batch.buffers.tokens.device)
         for one, of_row in zip(self.streams, actions, strict=True):
             one.begin(_steps(one, strategy, of_row))
-        frames = _frames(self.batch, self.streams, num_frames)
+        frames = _frames(self.batch, self.streams, num_frames, on_step)
         self._under_way = weakref.ref(frames)
         return frames
 
@@ -231,11 +233,15 @@ def begin_frames(stream: Stream, strategy: Strategy, actions: Tensor) -> None:
     stream.begin(_steps(stream, strategy, actions.to(stream.held.device)))
 
 
-def _frames(batch: Batch, streams: list[Stream], count: int) -> Generator[Tensor, None, None]:
+def _frames(
+    batch: Batch, streams: list[Stream], count: int, on_step: Callable[[int], object] | None
+) -> Generator[Tensor, None, None]:
     try:
         for _ in range(count):
             while not min([stream.num_whole - stream.num_taken for stream in streams]):
                 batch.step()
+                if on_step is not None:
+                    on_step(batch.num_steps)
             yield torch.stack([stream.take_frame() for stream in streams])
     finally:
         for stream in streams:
@@ -335,6 +341,7 @@ def generate_tokens(
     *,
     frame: FrameFormat | None = None,
     on_frame: Callable[[int], object] | None = None,
+    on_step: Callable[[int], object] | None = None,
     **engine: Any,
 ) -> GeneratedTokens:
     """Continue a prompt by a number of frames (arXiv:2503.14070, section 3.2).
@@ -359,6 +366,7 @@ def generate_tokens(
             frames to prefill again when it is full; rule, which lane sees which token (see
             `diagd.decoding.visibility`).
         on_frame: called after each frame with the number of frames so far.
+        on_step: called after each step with the number of steps so far.
 
     Raises:
         ValueError: arguments that do not fit the model, the schedule or each other.
@@ -391,7 +399,7 @@ def generate_tokens(
     decoder.prefill(prompt, context_frames)
     prefilled = synchronized_time(model.device)
     frames = list[Tensor]()
-    for written in decoder.decode(strategy, actions, grid.num_frames):
+    for written in decoder.decode(strategy, actions, grid.num_frames, on_step):
         frames.append(written)
         if on_frame is not None:
             on_frame(len(frames))

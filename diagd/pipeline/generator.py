@@ -212,6 +212,7 @@ class VideoGenerator:
         text: str | list[str] | Tensor | None = None,
         guidance: float | None = None,
         on_frame: Callable[[int], object] | None = None,
+        on_step: Callable[[int], object] | None = None,
     ) -> GeneratedVideo | list[GeneratedVideo]:
         """Continue a clip, or each clip of a batch, decoded together.
 
@@ -240,6 +241,7 @@ class VideoGenerator:
                     M, size) for a batch.
                 guidance: classifier-free guidance scale, 1 for none; default: the model's own.
                 on_frame: called with the number of decoded frames whenever it grows.
+                on_step: called after each step with the number of steps so far.
 
         Returns:
             A video; for a batch a list of videos, each the same as if generated alone.
@@ -281,6 +283,7 @@ class VideoGenerator:
             max_slots=max_slots,
             keep_frames=keep_frames,
             frame=self.config.frame,
+            on_step=on_step,
             on_frame=on_frame and (lambda grids: on_frame(grids * num_frames // num_grids)),
         )
         videos = []

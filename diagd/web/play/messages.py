@@ -1,8 +1,9 @@
 """All messages between a page and its server, as types: their fields are those of the JSON.
 
-What a page sends (`PageMessage`, of at most 1024 characters) is checked here, and nowhere else.
-What it is sent is a `ServerMessage` on its socket, an `Answer` to an upload, or, where the browser
-is the engine, the `Manifest` of the world. Times are in milliseconds.
+docs/protocol.md describes them to those who write a client of their own. What a page sends
+(`PageMessage`, of at most 1024 characters) is checked here, and nowhere else. What it is sent is a
+`ServerMessage` on its socket, an `Answer` to an upload, or, where the browser is the engine, the
+`Manifest` of the world. Times are in milliseconds.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from diagd.client import PROTOCOL
 from diagd.data.actions import ActionCodec
 from diagd.decoding.strategies.table import Strategy
 from diagd.web.guard import STRICT, read_json
@@ -31,11 +33,21 @@ class Act:
 
 
 @dataclass(frozen=True, config=STRICT)
+class Step:
+    """Generate one frame of this action, after those asked for before, though paused or paced."""
+
+    action: Action  # as of `Act`
+    id: int  # counts on with those of `Act`
+    type: Literal["step"] = "step"
+
+
+@dataclass(frozen=True, config=STRICT)
 class Settings(Controls):
     """Controls for the frames to come; `paced` holds the world to its own frame rate."""
 
     _: KW_ONLY
     paced: bool
+    lossless: bool = False  # pictures are PNG, not JPEG
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -78,7 +90,7 @@ class Seen:
     type: Literal["seen"] = "seen"
 
 
-PageMessage = Act | Adjust | Begin | Pause | Record | Seen
+PageMessage = Act | Adjust | Begin | Pause | Record | Seen | Step
 _MESSAGES = TypeAdapter[PageMessage](Annotated[PageMessage, Field(discriminator="type")])
 
 
@@ -123,6 +135,7 @@ class Manifest(World):
 class Welcome(World):
     """A place is free: the session begins, at the first scene; the first message but `Waiting`."""
 
+    protocol: int = PROTOCOL
     session: str  # secret, in the addresses of its uploads and downloads
     computed: tuple[str, str]  # dtype of the weights, backend
     max_recorded: int  # frames of a recording
@@ -186,6 +199,7 @@ class Header:
     encode_ms: float = 0.0  # of the JPEG
     send_ms: float = 0.0  # of the picture before this one
     recorded: int = 0  # frames of the recording under way
+    received: int = 0  # the newest id of `Act` and `Step` that was read
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -200,7 +214,7 @@ class Frame(Header):
     """A frame was generated."""
 
     action: str  # that led to it
-    input: int  # the newest `Act.id` that it has used
+    input: int  # the newest id that it has used
     strategy: str
     steps: int
     written_at: tuple[int, ...]  # the step that wrote each token, in raster order
@@ -233,7 +247,7 @@ def parse(text: str, codec: ActionCodec) -> PageMessage:
     """Parse a message, whose action the model has, or raise ValueError."""
     if len(text) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message has at most {MAX_MESSAGE_BYTES} characters, got {len(text)}")
-    if isinstance(message := read_json(_MESSAGES, text, "message"), Act):
+    if isinstance(message := read_json(_MESSAGES, text, "message"), Act | Step):
         codec.tokens_of(message.action)
     return message
 
@@ -246,11 +260,6 @@ def to_json(message: ServerMessage | Manifest) -> str:
 
 
 def pack(header: Start | Frame, picture: bytes) -> bytes:
-    """Pack a binary message: 4 bytes, the header's length (big-endian); the header; a JPEG."""
+    """Pack a binary message (see `unpack`): the header's length, the header, a JPEG or a PNG."""
     text = to_json(header).encode()
     return len(text).to_bytes(4) + text + picture
-
-
-def unpack(message: bytes) -> tuple[dict[str, Any], bytes]:
-    end = 4 + int.from_bytes(message[:4])
-    return json.loads(message[4:end]), message[end:]

@@ -7,6 +7,7 @@ import io
 import secrets
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -36,18 +37,20 @@ from diagd.web.play.messages import (
     ServerMessage,
     Settings,
     Start,
+    Step,
     Waiting,
 )
 from diagd.web.play.session import MAX_FRAMES, Controls, Session, SessionLog
 
 WINDOW = 2  # frames under way to the page
+MAX_STEPS = 16  # asked for and not yet begun
 MAX_RECORDED_FRAMES = 1200
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True)
 class Note:
-    """A message for the page, with the JPEG that a header has; a `code` closes the socket."""
+    """A message for the page, with the picture that a header has; a `code` closes the socket."""
 
     message: ServerMessage
     code: int | None = None
@@ -94,7 +97,10 @@ class Player:
         self.outbox: asyncio.Queue[Note] = asyncio.Queue()
         self.before: int | None = None  # players in line before this one, while it waits
         self.controls, self.paced, self.paused = controls or Controls(), False, False
+        self.lossless = False
         self.keys = Keys(idle_action(world.vocabulary))
+        self.steps = deque[Act]()  # each is a frame, the oldest the next one
+        self.received = 0  # the newest id read
         self.session: Session | None = None
         self.pending: SessionLog | None = None  # begins at the next turn
         self.past: SessionLog | None = None  # of a player who left
@@ -129,8 +135,14 @@ class Player:
         match message:
             case Act():
                 self.keys.press(message)
-            case Adjust(strategy, temperature, top_p, paced=paced):
-                self._adjust(Controls(strategy, temperature, top_p), paced)
+                self.received = message.id
+            case Step(action, number):
+                if len(self.steps) >= MAX_STEPS:
+                    raise ValueError(f"at most {MAX_STEPS} steps may wait for their frames")
+                self.steps.append(Act(action, number))
+                self.received = number
+            case Adjust():
+                self._adjust(message)
             case Begin(scene, seed):
                 if scene is None:  # another seed of what is about to begin, or has begun
                     begun = self.pending or (self.session and self.session.start) or self.scenes[0]
@@ -150,26 +162,29 @@ class Player:
                     raise ValueError(f"seen: frame must be in [{self.seen}, {self.sent}]")
                 self.seen = frame
 
-    def _adjust(self, controls: Controls, paced: bool) -> None:
+    def _adjust(self, asked: Adjust) -> None:
+        controls = Controls(asked.strategy, asked.temperature, asked.top_p)
         try:
             self.world.check(controls.strategy, controls.sampling(self.world))
         except ValueError as error:
             if self.outbox.qsize() <= WINDOW:  # to who never listens, no more is said
-                settings = Settings(**vars(self.controls), paced=self.paced)
+                settings = Settings(**vars(self.controls), paced=self.paced, lossless=self.lossless)
                 self.outbox.put_nowait(Note(Kept(f"That does not fit: {error}.", settings)))
         else:
-            self.controls, self.paced = controls, paced
+            self.controls, self.paced, self.lossless = controls, asked.paced, asked.lossless
 
     def begin(self, log: SessionLog) -> None:
         """Begin another session at the next turn, and first generate the frames it has again."""
         self.pending, self.last_active = log, monotonic()
+        self.steps = deque()  # another one: the model's thread may be at the last
 
     def ready(self, now: float) -> bool:
         if self.sent - self.seen >= WINDOW:
             return False
         if self.pending is not None or self.session is None:
             return self.pending is not None
-        return self.session.expected is not None or (not self.paused and now >= self.due)
+        is_asked = self.session.expected is not None or bool(self.steps)
+        return is_asked or (not self.paused and now >= self.due)
 
     def make_room(self) -> None:
         """Free, where a dream begins, the memory of the last and of all who have left since.
@@ -249,7 +264,8 @@ class Player:
         if expected:
             act, controls = Act(expected.action, self.keys.pressed.id), expected.controls
         else:
-            act, controls = self.keys.next(), self.controls
+            steps, controls = self.steps, self.controls
+            act = steps.popleft() if steps else self.keys.next()
         session.begin(act.action, controls)
 
         def finish() -> tuple[Tensor, Callable[..., Frame]]:
@@ -275,7 +291,7 @@ class Player:
             drawn = self.world.tokenizer.decode(drawn)[0].cpu()
             header = replace(header, picture_ms=milliseconds_since(started))
         started = perf_counter()
-        picture = to_jpeg(drawn)
+        picture = to_png(drawn) if self.lossless else to_jpeg(drawn)
         if is_new and self.recording and len(self.recorded) < MAX_RECORDED_FRAMES:
             self.recorded.append(picture)
         header = replace(
@@ -283,6 +299,7 @@ class Player:
             encode_ms=milliseconds_since(started),
             send_ms=round(self.send_ms, 2),
             recorded=len(self.recorded) if self.recording else 0,
+            received=self.received,
         )
         return Note(header, picture=picture)
 
@@ -297,10 +314,16 @@ def to_jpeg(frame: Tensor) -> bytes:
     return buffer.getvalue()
 
 
-def from_jpeg(picture: bytes) -> Tensor:
-    """Decode a picture of `to_jpeg`; only for pictures that we made."""
+def to_png(frame: Tensor) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(frame.numpy()).save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+def from_picture(picture: bytes) -> Tensor:
+    """Decode a picture of `to_jpeg` or `to_png`; only for pictures that we made."""
     return torch.from_numpy(np.array(Image.open(io.BytesIO(picture))))
 
 
 def to_mp4(pictures: Sequence[bytes], fps: Fraction) -> bytes:
-    return encode_video(torch.stack([from_jpeg(picture) for picture in pictures]), fps)
+    return encode_video(torch.stack([from_picture(picture) for picture in pictures]), fps)

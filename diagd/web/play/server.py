@@ -40,6 +40,7 @@ from diagd.web.play.messages import (
     Refused,
     Replaying,
     Start,
+    Step,
     Uploaded,
     pack,
     parse,
@@ -318,8 +319,10 @@ async def _receive(socket: WebSocket, player: Player, scheduler: Scheduler) -> N
             if allowance < 0:
                 raise ValueError("too many messages")
             seen = player.seen
-            scheduler.handle(player, parse(received.get("text") or "", codec))
-            allowance += player.seen > seen  # as many as the model writes frames: these are free
+            message = parse(received.get("text") or "", codec)
+            scheduler.handle(player, message)
+            # as many as the model writes frames: these are free
+            allowance += player.seen > seen or isinstance(message, Step)
         except ValueError as error:
             scheduler.end(player, f"The page said: {error}.", WRONG)
             return

@@ -14,8 +14,8 @@ import pytest
 import uvicorn
 from websockets.sync.client import ClientConnection, connect
 
+from diagd.client import unpack
 from diagd.web.guard import listen
-from diagd.web.play.messages import unpack
 from diagd.web.play.scheduler import Scheduler
 from diagd.web.play.server import PlayOptions, load
 

@@ -10,7 +10,7 @@ from websockets.sync.client import connect
 
 from diagd.data.video import read_video, write_image, write_video
 from diagd.web.play import server
-from diagd.web.play.player import from_jpeg, to_jpeg
+from diagd.web.play.player import from_picture, to_jpeg
 from diagd.web.play.server import BURST
 from tests.web.play.serving import wait_until
 from tests.worlds import HEIGHT, HEIGHT_PX, NAMES, WIDTH, WIDTH_PX, smooth_frames
@@ -63,7 +63,7 @@ def test_a_page_is_welcomed_with_what_it_needs(page):
 def test_frames_come_one_by_one_as_pictures_with_headers(page):
     begun, picture = page.frame()
     assert begun["begun"]
-    assert from_jpeg(picture).shape == (HEIGHT_PX, WIDTH_PX, 3)
+    assert from_picture(picture).shape == (HEIGHT_PX, WIDTH_PX, 3)
     headers = page.frames(4)
     assert [header["frame"] for header in headers] == [2, 3, 4, 5]
     assert [header["length"] for header in headers] == [1, 2, 3, 4]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diagd.client import unpack
 from diagd.data.actions import ActionVocabulary
 from diagd.decoding.strategies.table import Diagonal, Exact
 from diagd.web.play.messages import (
@@ -22,16 +23,17 @@ from diagd.web.play.messages import (
     Seen,
     ServerMessage,
     Start,
+    Step,
     Welcome,
     pack,
     parse,
-    unpack,
 )
 from diagd.web.play.server import STATIC
 
 CODEC = ActionVocabulary(("none", "left"))
 GOOD = {
     '{"type": "act", "action": "left", "id": 3}': Act("left", 3),
+    '{"type": "step", "action": "left", "id": 4}': Step("left", 4),
     '{"type": "begin", "scene": 2, "seed": 5}': Begin(2, 5),
     '{"type": "begin", "scene": null, "seed": 4294967295}': Begin(None, 2**32 - 1),
     '{"type": "pause", "paused": true}': Pause(True),
@@ -57,6 +59,7 @@ BAD = {
     '{"type": "act", "action": 1, "id": 1}': "act.action: Input should be a valid string",
     '{"type": "act", "action": "left", "id": true}': "act.id: Input should be a valid integer",
     '{"type": "act", "action": "fly", "id": 1}': "unknown action 'fly', expected one of: none",
+    '{"type": "step", "action": "fly", "id": 1}': "unknown action 'fly', expected one of: none",
     '{"type": "act", "action": "%s", "id": 1}' % ("x" * 201): "should have at most 200 characters",
     '{"type": "pause", "paused": 1}': "pause.paused: Input should be a valid boolean",
     '{"type": "seen", "frame": NaN}': "seen.frame: Input should be a valid integer",
@@ -114,15 +117,17 @@ def test_the_page_handles_each_kind_of_message_and_no_other():
 
 def test_the_page_sends_each_kind_of_message_with_its_fields():
     sent = dict(re.findall(r'connection\.send\(\{\s*type: "(\w+)",([^}]*)\}', script("play.js")))
-    assert set(sent) == set(kinds(PageMessage))
+    assert set(sent) == set(kinds(PageMessage)) - {"step"}  # of programs: time passes for a page
     for kind, names in kinds(PageMessage).items():
-        if kind != "adjust":  # whose fields are those of `Welcome.controls`
+        if kind in sent and kind != "adjust":  # whose fields are those of `Welcome.controls`
             assert {"type", *re.findall(r"(?:^|,)\s*(\w+)", sent[kind])} == names, kind
 
 
 def test_a_world_in_the_browser_is_told_what_a_server_is():
     told = set(re.findall(r'case "(\w+)":', script("worker.js")))
-    assert told == kinds(PageMessage).keys() - {"record"} | {"log"}  # the page records by itself
+    assert told == kinds(PageMessage).keys() - {"step", "record"} | {
+        "log"
+    }  # the page records by itself
     written = set(re.findall(r"(\w+)[:,]", script("worker.js") + script("browser.js")))
     assert {field.name for kind in (Start, Frame) for field in fields(kind)} <= written
 
@@ -143,4 +148,4 @@ def test_the_page_reads_the_fields_that_messages_have():
         assert read, name
         assert read <= expected, name
     unread = set[str]().union(*known.values()) - set(re.findall(r"\w+", page))
-    assert unread == {"send_ms"}  # which is for whoever measures
+    assert unread == {"send_ms", "received"}  # for whoever measures, and for programs

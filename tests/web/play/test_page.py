@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from diagd.data.video import read_video, write_image
-from diagd.web.play.player import from_jpeg, to_jpeg
+from diagd.web.play.player import from_picture, to_jpeg
 from diagd.web.play.session import Session, load_log
 from tests.web.play.serving import serving, wait_for_frames, wait_until
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames, write_scenes, write_world
@@ -122,7 +122,9 @@ def test_a_key_changes_the_picture(visit, shared, generator):
             session.advance(replace.get(record.action, record.action), record.controls)
             for record in saved.history
         ]
-        return from_jpeg(to_jpeg(generator.tokenizer.decode(frames[-1])[0])).numpy().astype(float)
+        return (
+            from_picture(to_jpeg(generator.tokenizer.decode(frames[-1])[0])).numpy().astype(float)
+        )
 
     right, wrong = (abs(last_picture(r) - shown).mean() for r in ({}, {"forward": "none"}))
     assert right < 1  # one JPEG, two decoders

@@ -6,8 +6,19 @@ import pytest
 
 from diagd.decoding.strategies.table import Diagonal, Raster
 from diagd.pipeline.scenes import StartScene
-from diagd.web.play.messages import Act, Adjust, Kept, Pause, Record, Seen, Settings, Start
-from diagd.web.play.player import WINDOW, Note, Player, from_jpeg
+from diagd.web.play.messages import (
+    Act,
+    Adjust,
+    Begin,
+    Kept,
+    Pause,
+    Record,
+    Seen,
+    Settings,
+    Start,
+    Step,
+)
+from diagd.web.play.player import MAX_STEPS, WINDOW, Note, Player, from_picture
 from diagd.web.play.session import Controls, Session, SessionLog, load_log, save_log
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
@@ -45,7 +56,7 @@ def test_the_first_turn_shows_where_one_stands(generator):
     header = frame.message
     assert isinstance(header, Start)
     assert (header.frame, header.length, header.held) == (1, 0, 2)
-    difference = from_jpeg(frame.picture).float() - START.frames[-1].float()
+    difference = from_picture(frame.picture).float() - START.frames[-1].float()
     assert difference.abs().mean() < 4  # JPEG
 
 
@@ -55,6 +66,51 @@ def test_the_newest_press_wins_and_nothing_queues(player):
     assert player.turn()().message.input == 3
     player.turn()
     assert actions(player) == ["forward", "forward"]
+
+
+def test_a_paused_world_generates_one_frame_for_each_step_in_order(player):
+    see(player)
+    for message in (Pause(True), Act("forward", 1), Step("left", 2), Step("right", 3)):
+        player.handle(message)
+    headers = []
+    while player.ready(time.monotonic()):
+        headers.append(player.turn()().message)
+        see(player)
+    assert [(one.action, one.input, one.received) for one in headers] == [
+        ("left", 2, 3),
+        ("right", 3, 3),
+    ]
+
+
+def test_a_step_does_not_wait_for_the_pace(player):
+    player.handle(Adjust(paced=True))
+    for _ in range(2):
+        player.turn()
+        see(player)
+    now = player.due - 0.01
+    assert not player.ready(now)
+    player.handle(Step("left", 1))
+    assert player.ready(now)
+
+
+def test_steps_are_dropped_by_a_beginning_and_are_never_many(player):
+    for number in range(MAX_STEPS):
+        player.handle(Step("left", number))
+    with pytest.raises(ValueError, match=f"at most {MAX_STEPS} steps may wait"):
+        player.handle(Step("left", MAX_STEPS))
+    player.handle(Begin(0, 4))
+    player.handle(Step("right", MAX_STEPS + 1))
+    player.turn()
+    player.turn()
+    assert actions(player) == ["right"]
+    assert not player.steps
+
+
+def test_pictures_are_the_pixels_themselves_where_that_is_asked_for(generator):
+    player = Player(generator, [SCENE], None)
+    player.handle(Adjust(paced=False, lossless=True))
+    player.begin(START)
+    assert from_picture(player.turn()().picture).equal(START.frames[-1])
 
 
 @pytest.mark.parametrize(

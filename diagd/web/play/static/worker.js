@@ -421,6 +421,7 @@ function send(header, picture = null) {
     held: kernels.held_frames(),
     holds: kernels.window_frames(),
     send_ms: 0,
+    received: state.pressed.id,
     replay: [state.replayed, state.replayed + state.replaying.length, state.differing],
   };
   const moved = picture ? [picture.data.buffer] : [];
