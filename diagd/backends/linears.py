@@ -76,8 +76,8 @@ def merge_linears(model: Transformer, pack: bool) -> Transformer:
     """Merge the model's projections in place, except for a tied output layer.
 
     Args:
-            pack: store all weights in oneDNN's order, for eager runs if `can_pack` (`torch.compile`
-                packs by itself). In float32 the plain ones, faster for one lane, are kept as well.
+        pack: store all weights in oneDNN's order, for eager runs if `can_pack` (`torch.compile`
+            packs by itself). In float32 the plain ones, faster for one lane, are kept as well.
     """
     for module in list(model.modules()):
         for merged, names in getattr(module, "mergeable", {}).items():

@@ -55,11 +55,11 @@ class Batch:
     """Memory for sequences of one model, and one operation: run the steps of their streams.
 
     Args:
-            model: model to decode with (see `CausalModel`).
-            num_sequences: videos at once; a guided one needs a sequence for each of its prompts.
-            num_slots: tokens held per sequence, including one scratch slot.
-            context: (1 or num_sequences, M, size) cross-attention input, for models that have one.
-            rule: which lane sees which token (see `diagd.decoding.visibility`).
+        model: model to decode with (see `CausalModel`).
+        num_sequences: videos at once; a guided one needs a sequence for each of its prompts.
+        num_slots: tokens held per sequence, including one scratch slot.
+        context: (1 or num_sequences, M, size) cross-attention input, for models that have one.
+        rule: which lane sees which token (see `diagd.decoding.visibility`).
 
     Attributes:
         num_steps: forward passes so far, without those of prompts.

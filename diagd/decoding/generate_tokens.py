@@ -49,13 +49,13 @@ class DecodingEngine:
     frames. Arguments that do not match the model or each other are a ValueError, in methods too.
 
     Args:
-            model, sampling, seed, context, rule: as in `generate_tokens`.
-            frame: tokens per frame, and conditioning tokens of each generated frame.
-            batch_size: videos decoded together.
-            max_slots: maximum sequence length in tokens, at most the model's context (the default);
-                one number, or one for each batch row.
-            keep_frames: frames to prefill again when the context is full; default: none if only the
-                distance between positions matters to the model, else half of what it holds.
+        model, sampling, seed, context, rule: as in `generate_tokens`.
+        frame: tokens per frame, and conditioning tokens of each generated frame.
+        batch_size: videos decoded together.
+        max_slots: maximum sequence length in tokens, at most the model's context (the default);
+            one number, or one for each batch row.
+        keep_frames: frames to prefill again when the context is full; default: none if only the
+            distance between positions matters to the model, else half of what it holds.
 
     Attributes:
         batch: the memory, with the count of steps.

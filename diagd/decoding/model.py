@@ -194,18 +194,18 @@ class CausalModel(Protocol):
         """Feed lanes: write their keys and values, then attend.
 
         Args:
-                tokens: (S', L) int64, of the cache's sequences from `first` on.
-                positions: (S', L) int64, positions of the lanes in raster order: below
-                    max_positions unless `relative_positions`. (L,) is the same for all sequences.
-                slots: (S', L) or (L,) int64, the cache slots to write. Only scratch, which is never
-                    visible, may occur more than once: padded lanes write there, with any finite
-                    logits.
-                seen: which lane sees which of the cache slots [0, M). Contents of hidden slots have
-                    no effect; a lane that sees nothing has any finite logits.
-                cache: from `make_cache`, changed in place.
-                logits_to_keep: 0 for all lanes, else the number of last lanes.
-                coordinates: (3, S', L) int64, for models that have some; None: those of the
-                positions.
+            tokens: (S', L) int64, of the cache's sequences from `first` on.
+            positions: (S', L) int64, positions of the lanes in raster order: below
+                max_positions unless `relative_positions`. (L,) is the same for all sequences.
+            slots: (S', L) or (L,) int64, the cache slots to write. Only scratch, which is never
+                visible, may occur more than once: padded lanes write there, with any finite
+                logits.
+            seen: which lane sees which of the cache slots [0, M). Contents of hidden slots have
+                no effect; a lane that sees nothing has any finite logits.
+            cache: from `make_cache`, changed in place.
+            logits_to_keep: 0 for all lanes, else the number of last lanes.
+            coordinates: (3, S', L) int64, for models that have some; None: those of the
+            positions.
 
         Returns:
             (S', L, vocab_size) logits.

@@ -76,14 +76,14 @@ class DiagonalSchedule:
     """The step of each token of a grid; lags out of bounds are a ValueError.
 
     Args:
-            row_lag: the paper's k, in [1, width]: columns by which a row is ahead of the next one.
-            frame_lag: the paper's d, in [1, (height - 1) * row_lag + width]: steps by which a frame
-                starts after the previous one. None is the upper bound: a frame is complete before
-                the next one starts ("spatial only").
-            row_start: the token that stands in for a predecessor that is not known yet: `temporal`
-                (same place, previous frame), `predecessor` (the predecessor's place, previous
-                frame), `spatial` (the newest token of the row above), or `action` (the frame's last
-                action token, which a model can be trained to read as "a row starts").
+        row_lag: the paper's k, in [1, width]: columns by which a row is ahead of the next one.
+        frame_lag: the paper's d, in [1, (height - 1) * row_lag + width]: steps by which a frame
+            starts after the previous one. None is the upper bound: a frame is complete before
+            the next one starts ("spatial only").
+        row_start: the token that stands in for a predecessor that is not known yet: `temporal`
+            (same place, previous frame), `predecessor` (the predecessor's place, previous
+            frame), `spatial` (the newest token of the row above), or `action` (the frame's last
+            action token, which a model can be trained to read as "a row starts").
     """
 
     grid: TokenGrid
@@ -151,10 +151,10 @@ class FrameFormat:
     """Tokens of a frame, and the conditioning tokens of each generated frame.
 
     Args:
-            height, width: its rows and columns of tokens.
-            num_action_tokens: conditioning tokens, before the frame except for those in a seam.
-            num_seam_tokens: the last ones of them, between the two halves of its rows, for frames
-                made of the images of two cameras.
+        height, width: its rows and columns of tokens.
+        num_action_tokens: conditioning tokens, before the frame except for those in a seam.
+        num_seam_tokens: the last ones of them, between the two halves of its rows, for frames
+            made of the images of two cameras.
     """
 
     height: int

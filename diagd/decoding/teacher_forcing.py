@@ -99,15 +99,15 @@ def teacher_view(
     """Lay out the lanes of a schedule for teacher forcing, on the CPU.
 
     Args:
-            layout: the frames to predict, and the context frames before them; has_prompt is
-            ignored.
-            prefix_length: tokens before the first context frame.
-            learn_context: context frames are targets as well, in raster order, except for the very
-                first token.
-            window: frames that the stream's context holds, including the current one, at least 2
-                and the context frames; None: all. Those that fit are decoded by the schedule, later
-                ones one by one, each replacing the oldest, as in a stream.
-            known_row_ends: as in `make_plan`; then the last token of each row is not a target.
+        layout: the frames to predict, and the context frames before them; has_prompt is
+        ignored.
+        prefix_length: tokens before the first context frame.
+        learn_context: context frames are targets as well, in raster order, except for the very
+            first token.
+        window: frames that the stream's context holds, including the current one, at least 2
+            and the context frames; None: all. Those that fit are decoded by the schedule, later
+            ones one by one, each replacing the oldest, as in a stream.
+        known_row_ends: as in `make_plan`; then the last token of each row is not a target.
     """
     length, num_frames = prefix_length + layout.context_slots, layout.grid.num_frames
     given = layout.context_frames

@@ -98,10 +98,10 @@ class ClipFile:
         """Decode frames, and the actions that led to them.
 
         Args:
-                num_frames: exact number of frames; None for all.
-                start: frames to skip, counted at the rate of `fps`.
-                fps: lower frame rate for a video without actions (see `Times.numbers`).
-                size_px: (height_px, width_px) to fit frames to (see `video.resize`).
+            num_frames: exact number of frames; None for all.
+            start: frames to skip, counted at the rate of `fps`.
+            fps: lower frame rate for a video without actions (see `Times.numbers`).
+            size_px: (height_px, width_px) to fit frames to (see `video.resize`).
         """
         with self._opened() as (times, frames_of):
             numbers = self._numbers(times, num_frames, start, fps)[:num_frames]

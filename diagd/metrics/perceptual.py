@@ -261,9 +261,9 @@ class VideoFeatures:
     """I3D features of clips.
 
     Args:
-            detector: `i3d`, from the installed package or with `=FILE`: 400 logits, as in the FVD
-                paper. Otherwise a TorchScript file. Loading it EXECUTES code in it: only load what
-                you trust.
+        detector: `i3d`, from the installed package or with `=FILE`: 400 logits, as in the FVD
+            paper. Otherwise a TorchScript file. Loading it EXECUTES code in it: only load what
+            you trust.
     """
 
     def __init__(

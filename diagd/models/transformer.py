@@ -183,11 +183,11 @@ class Transformer(
         """Run a decoding step (see `CausalModel.forward`), or the plain model without a cache.
 
         Args:
-                positions: without a cache, None means 0 .. L-1.
-                text: without a cache, the input of cross-attention; a cache holds its own.
-                attends: attention functions, for layers that see everything and for sliding ones,
-                    instead of `attend` under the masks of `seen`, or without a cache causally.
-                store: function that rotates a step's queries and keys, and stores keys and values.
+            positions: without a cache, None means 0 .. L-1.
+            text: without a cache, the input of cross-attention; a cache holds its own.
+            attends: attention functions, for layers that see everything and for sliding ones,
+                instead of `attend` under the masks of `seen`, or without a cache causally.
+            store: function that rotates a step's queries and keys, and stores keys and values.
         """
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)

@@ -220,28 +220,28 @@ class VideoGenerator:
         line each; a picture unlike the model's training data is a warning.
 
         Args:
-                frames: the context: a path, of which the last frames are used; or pictures, all of
-                    them used, fitted to `frame_size_px`: (m, H_px, W_px, 3) or (H_px, W_px, 3)
-                    uint8 RGB, an array, a tensor, a PIL image or a list of pictures; or the result
-                    of `read_prompt`. A list of clips is a batch; lengths may differ. None for an
-                    image model; `[None] * 4` generates four images at once.
-                actions: one for each generated frame, leading to it: a string such as
-                    `forward*8,left*4`, whose last action repeats if there are too few, or names, or
-                    (T,) integers, indices into `vocabulary.names`. For a batch a list of these.
-                num_frames: frames to generate; default: one for each action, or the model's number.
-                strategy: decoding strategy, by name (see `diagd.decoding.strategies`) or as a
-                value.
-                context_actions: the m - 1 actions between the context frames, in any form of
-                    `actions`; default: those in the jsonl file beside a path, or else the idle
-                    action.
-                sampling: sampling options, default: the model's own; always limited to visual ids.
-                seed: of the draws, 64 bits; row b of a batch uses seed + b, or its own of a list.
-                text: what an image shows, for text-to-image models; a list has one for each of a
-                    batch. For video models with text, (1, M, size) states of a text encoder, or (B,
-                    M, size) for a batch.
-                guidance: classifier-free guidance scale, 1 for none; default: the model's own.
-                on_frame: called with the number of decoded frames whenever it grows.
-                on_step: called after each step with the number of steps so far.
+            frames: the context: a path, of which the last frames are used; or pictures, all of
+                them used, fitted to `frame_size_px`: (m, H_px, W_px, 3) or (H_px, W_px, 3)
+                uint8 RGB, an array, a tensor, a PIL image or a list of pictures; or the result
+                of `read_prompt`. A list of clips is a batch; lengths may differ. None for an
+                image model; `[None] * 4` generates four images at once.
+            actions: one for each generated frame, leading to it: a string such as
+                `forward*8,left*4`, whose last action repeats if there are too few, or names, or
+                (T,) integers, indices into `vocabulary.names`. For a batch a list of these.
+            num_frames: frames to generate; default: one for each action, or the model's number.
+            strategy: decoding strategy, by name (see `diagd.decoding.strategies`) or as a
+            value.
+            context_actions: the m - 1 actions between the context frames, in any form of
+                `actions`; default: those in the jsonl file beside a path, or else the idle
+                action.
+            sampling: sampling options, default: the model's own; always limited to visual ids.
+            seed: of the draws, 64 bits; row b of a batch uses seed + b, or its own of a list.
+            text: what an image shows, for text-to-image models; a list has one for each of a
+                batch. For video models with text, (1, M, size) states of a text encoder, or (B,
+                M, size) for a batch.
+            guidance: classifier-free guidance scale, 1 for none; default: the model's own.
+            on_frame: called with the number of decoded frames whenever it grows.
+            on_step: called after each step with the number of steps so far.
 
         Returns:
             A video; for a batch a list of videos, each the same as if generated alone.
