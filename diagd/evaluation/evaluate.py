@@ -95,17 +95,11 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
             failed |= meter.check(label, clips)
     if len(failed) == len(clips):
         raise ValueError(failed[clips[0]])
-    files = {} if mode is IMAGES else find_clips(options.clips)
-    run = {
-        "kind": "run",
-        "mode": mode.name,
+    run = _run_line(options, clips) | {
         "settings": options.settings(dtype),
         "backends": backends,
         "metrics": meter.provenance,
         "models": fingerprints,
-        "clips": {name: clip_fingerprint(files[name].path) for name in clips if name in files},
-        "tokenizer": options.tokenizer and fingerprint(options.tokenizer),
-        "options": json.loads(json.dumps(asdict(options), default=str)),
         **provenance(device),
     }
     tasks = [
@@ -133,6 +127,18 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
         "failed": failed,
         "notes": [*notes, *table.notes],
         "rows": table.rows,
+    }
+
+
+def _run_line(options: EvaluateOptions, clips: list[str]) -> Record:
+    """Return what a run line says of the options and the clips."""
+    files = {} if options.mode is IMAGES else find_clips(options.clips)
+    return {
+        "kind": "run",
+        "mode": options.mode.name,
+        "clips": {name: clip_fingerprint(files[name].path) for name in clips if name in files},
+        "tokenizer": options.tokenizer and fingerprint(options.tokenizer),
+        "options": json.loads(json.dumps(asdict(options), default=str)),
     }
 
 

@@ -189,14 +189,6 @@ def short_collections() -> Iterator[None]:
 
 def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> FastAPI:
     """Build the app; of an uploaded clip (`MAX_UPLOAD_FRAMES`), the last `context_frames` count."""
-    world, packed = scheduler.world, replace(flags, strategy=None, context_frames=context_frames)
-    source = world.source
-    assert source is not None
-    files = {f"static/{path.name}": path.read_bytes() for path in STATIC.iterdir()}
-    for number, scene in enumerate(scheduler.scenes):
-        files[f"scenes/{number}.jpg"] = to_jpeg(scene.frames[-1])
-    decoders = asyncio.Semaphore(2)
-    packing: list[asyncio.Task[dict[str, bytes]]] = []  # once, when first asked for
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -210,6 +202,17 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
             await asyncio.wait([turns])
 
     app = FastAPI(lifespan=lifespan, openapi_url=None)
+    _add_sessions(app, scheduler, context_frames)
+    _add_socket(app, scheduler)
+    _add_files(app, scheduler, replace(flags, strategy=None, context_frames=context_frames))
+    return app
+
+
+def _add_sessions(app: FastAPI, scheduler: Scheduler, context_frames: int) -> None:
+    """Add what a session uploads and downloads."""
+    world, decoders = scheduler.world, asyncio.Semaphore(2)
+    source = world.source
+    assert source is not None
 
     @app.post("/sessions/{name}/start")
     async def start(name: str, request: Request, seed: int = 0) -> Uploaded:
@@ -252,19 +255,9 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
             data = await asyncio.to_thread(to_mp4, recorded, player.fps)
         return _download(data, "video/mp4", "dream.mp4")
 
-    @app.get("/{path:path}")  # of all that no route above answers
-    async def file(path: str) -> Response:
-        found, name = files, path or "static/index.html"
-        if path.startswith("world/"):
-            if not packing:
-                packing.append(asyncio.create_task(asyncio.to_thread(pack_world, packed)))
-            try:
-                found = await asyncio.shield(packing[0])  # others may wait for it, too
-            except ValueError as error:
-                raise HTTPException(409, str(error)) from None
-        if name not in found:
-            raise HTTPException(404, "no such file")
-        return Response(found[name], media_type=TYPES.guess_type(name)[0])
+
+def _add_socket(app: FastAPI, scheduler: Scheduler) -> None:
+    """Add the socket on which a session is played."""
 
     @app.websocket("/play")
     async def play(socket: WebSocket) -> None:
@@ -284,7 +277,27 @@ def create_app(scheduler: Scheduler, flags: WorldFlags, context_frames: int) -> 
         finally:
             scheduler.leave(player)
 
-    return app
+
+def _add_files(app: FastAPI, scheduler: Scheduler, packed: WorldFlags) -> None:
+    """Add the page, pictures of scenes, and the world for a browser that runs it itself."""
+    files = {f"static/{path.name}": path.read_bytes() for path in STATIC.iterdir()}
+    for number, scene in enumerate(scheduler.scenes):
+        files[f"scenes/{number}.jpg"] = to_jpeg(scene.frames[-1])
+    packing: list[asyncio.Task[dict[str, bytes]]] = []  # once, when first asked for
+
+    @app.get("/{path:path}")  # whatever no other route answers
+    async def file(path: str) -> Response:
+        found, name = files, path or "static/index.html"
+        if path.startswith("world/"):
+            if not packing:
+                packing.append(asyncio.create_task(asyncio.to_thread(pack_world, packed)))
+            try:
+                found = await asyncio.shield(packing[0])  # others may wait for it, too
+            except ValueError as error:
+                raise HTTPException(409, str(error)) from None
+        if name not in found:
+            raise HTTPException(404, "no such file")
+        return Response(found[name], media_type=TYPES.guess_type(name)[0])
 
 
 async def _send(socket: WebSocket, player: Player) -> None:

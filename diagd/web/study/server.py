@@ -68,15 +68,43 @@ def study_server(
     pairs: StudyPairs, store: StudyStore, seed: int, names: Collection[str]
 ) -> uvicorn.Server:
     app = FastAPI(openapi_url=None)
-    # cookies know no ports: another study on this machine must not take this one's away
-    cookie = f"rater-{hashlib.sha256(store.results_key.encode()).hexdigest()[:12]}"
-    secret_cookie = Cookie(alias=cookie, max_length=64)
+    _add_raters(app, pairs, store, seed)
 
     @app.get("/")
     @app.get("/study.js")
     @app.get("/study.css")
     def page(request: Request) -> FileResponse:
         return FileResponse(STATIC / (request.url.path[1:] or "study.html"))
+
+    @app.get("/media/{media_id}")
+    def media(media_id: str) -> Response:
+        if (found := store.video(media_id)) is None:
+            raise HTTPException(404, "no such video")
+        system, clip = found
+        try:
+            return Response(playable(pairs.folder / system / f"{clip}.mp4"), media_type="video/mp4")
+        except (OSError, FFmpegError):  # whose words would say which file it is
+            raise HTTPException(503, "this video cannot be read any more") from None
+
+    @app.get("/results")
+    def results(key: str = "") -> HTMLResponse:
+        if not secrets.compare_digest(key.encode(), store.results_key.encode()):
+            raise HTTPException(403, "results need the key that diagd study printed at its start")
+        return HTMLResponse(results_page(store.results()))
+
+    @app.exception_handler(sqlite3.Error)
+    def unsaved(request: Request, error: sqlite3.Error) -> JSONResponse:
+        return JSONResponse({"detail": f"the file of answers cannot be used ({error})"}, 503)
+
+    config = server_config(app, names, ws="none", h11_max_incomplete_event_size=MAX_HEADER_BYTES)
+    return uvicorn.Server(config)
+
+
+def _add_raters(app: FastAPI, pairs: StudyPairs, store: StudyStore, seed: int) -> None:
+    """Add how raters enrol, are asked, and answer."""
+    # cookies know no ports: another study on this machine must not take this one's away
+    cookie = f"rater-{hashlib.sha256(store.results_key.encode()).hexdigest()[:12]}"
+    secret_cookie = Cookie(alias=cookie, max_length=64)
 
     @app.post("/api/raters")
     def enrol(given: Annotated[Enrolment, _body(Enrolment)], response: Response) -> dict[str, str]:
@@ -123,29 +151,6 @@ def study_server(
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
         return {"saved": True}
-
-    @app.get("/media/{media_id}")
-    def media(media_id: str) -> Response:
-        if (found := store.video(media_id)) is None:
-            raise HTTPException(404, "no such video")
-        system, clip = found
-        try:
-            return Response(playable(pairs.folder / system / f"{clip}.mp4"), media_type="video/mp4")
-        except (OSError, FFmpegError):  # whose words would say which file it is
-            raise HTTPException(503, "this video cannot be read any more") from None
-
-    @app.get("/results")
-    def results(key: str = "") -> HTMLResponse:
-        if not secrets.compare_digest(key.encode(), store.results_key.encode()):
-            raise HTTPException(403, "results need the key that diagd study printed at its start")
-        return HTMLResponse(results_page(store.results()))
-
-    @app.exception_handler(sqlite3.Error)
-    def unsaved(request: Request, error: sqlite3.Error) -> JSONResponse:
-        return JSONResponse({"detail": f"the file of answers cannot be used ({error})"}, 503)
-
-    config = server_config(app, names, ws="none", h11_max_incomplete_event_size=MAX_HEADER_BYTES)
-    return uvicorn.Server(config)
 
 
 def main(options: StudyOptions) -> dict[str, Any]:
