@@ -145,6 +145,15 @@ def test_raster_and_exact_decoding_are_a_loop_of_qwen3(theirs, folder, scale):
             assert torch.equal(THEIRS[image.tokens], expected)
 
 
+def test_drawn_images_of_a_batch_are_those_of_raster_order_alone(world):
+    texts = [TEXT, "a boat beside it"]
+    images = world.generate([None] * 2, text=texts, seed=[5, 1], strategy="exact")
+    for text, seed, image in zip(texts, (5, 1), images, strict=True):
+        alone = world.generate(text=text, seed=seed, strategy="raster")
+        assert torch.equal(image.tokens, alone.tokens)
+    assert not torch.equal(images[0].tokens, images[1].tokens)
+
+
 @pytest.mark.proves("Emu3.5", "guidance", "diagonals")
 @pytest.mark.parametrize("row_lag", [1, 2])
 def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, world, row_lag):
