@@ -52,13 +52,8 @@ CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE = "tokenizer", "actions.json", "generation.json"
 TEXT_FOLDER = "text"
 _EXPECTED = f"expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}"
-_TEXT_FILES = {
-    ".json",
-    ".jinja",
-    ".model",
-    ".tiktoken",
-    ".txt",
-}  # suffixes of the files of a text tokenizer
+# Suffixes of the files of a text tokenizer
+_TEXT_FILES = {".json", ".jinja", ".model", ".tiktoken", ".txt"}
 _MISFITS = (*MISFITS, errors.StrictDataclassError)  # the last one by transformers' configs
 # Limits of a YAML config: characters, and values with aliases resolved.
 _MAX_YAML, _MAX_VALUES = 2**18, 2**16
