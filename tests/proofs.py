@@ -17,6 +17,7 @@ MODELS = (
     "LlamaGen",
     "LlamaGen-T2I",
     "Emu3",
+    "Emu3.5",
     "Janus",
     "Chameleon",
     "Lumina-mGPT",

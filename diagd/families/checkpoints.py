@@ -52,7 +52,8 @@ CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE = "tokenizer", "actions.json", "generation.json"
 TEXT_FOLDER = "text"
 _EXPECTED = f"expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}"
-_TEXT_FILES = {".json", ".jinja", ".model", ".txt"}  # suffixes of the files of a text tokenizer
+# Suffixes of the files of a text tokenizer
+_TEXT_FILES = {".json", ".jinja", ".model", ".tiktoken", ".txt"}
 _MISFITS = (*MISFITS, errors.StrictDataclassError)  # the last one by transformers' configs
 # Limits of a YAML config: characters, and values with aliases resolved.
 _MAX_YAML, _MAX_VALUES = 2**18, 2**16
@@ -328,7 +329,7 @@ def load_text(found: Checkpoint) -> TextPrompts | None:
     forms = {kind: one.text for one in table.FAMILIES if one.text for kind in one.text.kinds}
     if kind not in list(forms):
         raise ValueError(f"{config}: expected model_type {', '.join(forms)}, got {brief(kind)}")
-    require_file(folder / "tokenizer.json", "text tokenizer")
+    require_file(folder / forms[kind].file, "text tokenizer")
     with naming(f"{folder}: not a text tokenizer of {kind}", (*_MISFITS, OSError)):
         return forms[kind].load(folder, found)
 

@@ -51,6 +51,7 @@ class TextFolder:
 
     kinds: tuple[str, ...]  # `model_type` in its config.json
     load: Callable[[Path, Checkpoint], TextPrompts]
+    file: str = "tokenizer.json"  # must be there
     # a separate text encoder, by its name on the Hub: a folder beside the weights, not copied
     encoder: str = ""
 

@@ -109,6 +109,9 @@ CHAMELEON = {"chameleon-7b": _model(4096, 11008, 32, 8192, (32, 32), **_CHAMELEO
 _EMU3: dict[str, Any] = {"extra_embeddings": 184622 - 32769, "max_positions": 9216}
 _EMU3 |= {"prefix_length": 1, "num_kv_heads": 8, "rope_theta": 1e6}
 EMU3 = {"emu3": _model(4096, 14336, 32, 32769, (90, 91), **_EMU3)}
+# As in Emu3; 282,926 ids in all.
+_EMU35 = _EMU3 | {"extra_embeddings": 282926 - 131073, "max_positions": 32768, "qk_norm": True}
+EMU35 = {"emu3.5": replace(_model(5120, 25600, 64, 131073, (55, 74), **_EMU35), num_heads=64)}
 _GLM: dict[str, Any] = {"extra_embeddings": 168064 - 16512, "max_positions": 131072}
 _GLM |= {"num_kv_heads": 2, "bias": True, "post_norms": True, "num_action_ids": 128}
 _GLM |= {"position": "mrope", "rotary_sections": (8, 12, 12)}
@@ -118,7 +121,7 @@ PRESETS: dict[str, ModelConfig] = {
     "mc-ar-doom-small": WORLD_SIZES["mc-ar-192x4"],  # beside it, to compare sizes
 }
 PRESETS |= WORLD_SIZES | WHAM | COSMOS | MINEWORLD | IRIS
-PRESETS |= LLAMAGEN | LLAMAGEN_T2I | JANUS | CHAMELEON | EMU3 | GLM_IMAGE
+PRESETS |= LLAMAGEN | LLAMAGEN_T2I | JANUS | CHAMELEON | EMU3 | EMU35 | GLM_IMAGE
 
 
 def available_models() -> list[str]:

@@ -10,6 +10,7 @@ from diagd.families.chameleon.images import CHAMELEON
 from diagd.families.chameleon.robots import RYNNVLA, WORLDVLA
 from diagd.families.cosmos import COSMOS
 from diagd.families.emu3 import EMU3
+from diagd.families.emu35 import EMU35
 from diagd.families.family import Family
 from diagd.families.glm_image import GLM_IMAGE
 from diagd.families.iris import IRIS
@@ -30,6 +31,7 @@ OURS: tuple[Family, ...] = (
     WORLDVLA,  # a Chameleon, by its tensors
     CHAMELEON,  # before MineWorld, which has the same tensor names
     EMU3,
+    EMU35,
     GLM_IMAGE,
     MINEWORLD,
 )

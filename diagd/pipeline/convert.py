@@ -2,6 +2,7 @@
 
 diagd convert Cosmos-Predict1-4B/model.pt cosmos-4b
 diagd convert WHAM_200M.ckpt wham-200m
+diagd convert Emu3.5-Image emu3.5
 
 Weights keep their type and are copied one tensor at a time, so 24 GB do not need 24 GB of memory.
 Tokenizer and actions are copied if the checkpoint has them.

@@ -28,7 +28,7 @@ BATCH_SIZE = 8  # frames encoded or decoded at once
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
 # Arguments of `VQTokenizer` in diffusers' config.json; omitted if default.
-_OURS = ("pixel_rounding", "stretch_frames")
+_OURS = ("pixel_rounding", "stretch_frames", "by_product")
 
 
 class VideoTokenizer(Protocol):
@@ -177,9 +177,17 @@ class VQTokenizer(FrameTokenizer):
     painting = torch.float32
 
     def __init__(
-        self, model: Any, pixel_rounding: PixelRounding = "nearest", stretch_frames: bool = False
+        self,
+        model: Any,
+        pixel_rounding: PixelRounding = "nearest",
+        stretch_frames: bool = False,
+        by_product: bool = False,
     ) -> None:
-        """Wrap diffusers' VQModel; `stretch_frames` scales frames without cropping."""
+        """Wrap diffusers' VQModel.
+
+        `stretch_frames` scales frames without cropping; `by_product` encodes by the largest dot
+        product with a code, not by the smallest distance.
+        """
         super().__init__(model)
         if stretch_frames:
             self.fit_frames = stretch
@@ -194,6 +202,7 @@ class VQTokenizer(FrameTokenizer):
             known = " or ".join(get_args(PixelRounding))
             raise ValueError(f"pixel_rounding must be {known}, got {brief(pixel_rounding)}")
         self.pixel_rounding: PixelRounding = pixel_rounding
+        self.by_product = by_product
         self.codebook_size = len(self.codebook)
         self.compression = self.patch_size * 2 ** (len(model.config["block_out_channels"]) - 1)
 
@@ -222,7 +231,7 @@ class VQTokenizer(FrameTokenizer):
     def nearest(self, latents: Tensor) -> Tensor:
         """Find the closest codes: (T, C, h, w) -> (T, h, w) int64."""
         vectors = latents.movedim(1, -1).float()
-        half_norms = self.codebook.square().sum(dim=1) / 2
+        half_norms = 0 if self.by_product else self.codebook.square().sum(dim=1) / 2
         distances = half_norms - vectors.flatten(0, -2) @ self.codebook.T  # half of the squares
         return distances.argmin(dim=-1).unflatten(0, vectors.shape[:-1])
 
@@ -239,6 +248,8 @@ class VQTokenizer(FrameTokenizer):
             config["pixel_rounding"] = self.pixel_rounding
         if self.fit_frames is stretch:
             config["stretch_frames"] = True
+        if self.by_product:
+            config["by_product"] = True
         return config
 
     @classmethod

@@ -21,6 +21,7 @@ from diagd.models.transformer import Transformer
         ("cosmos-12b", 11_560_975_360),
         ("wham-200m", 224_016_384),
         ("wham-1.6b", 1_580_262_912),
+        ("emu3.5", 34_103_460_864 - 151_853 * 5120),  # without output rows of words
     ],
 )
 def test_presets_have_the_parameters_of_the_released_models(name, num_parameters):
@@ -33,7 +34,7 @@ def test_no_two_presets_have_one_name():
     tables = [
         *(presets.WORLD_SIZES, presets.WHAM, presets.COSMOS, presets.MINEWORLD, presets.IRIS),
         *(presets.LLAMAGEN, presets.LLAMAGEN_T2I, presets.JANUS, presets.CHAMELEON, presets.EMU3),
-        presets.GLM_IMAGE,
+        *(presets.EMU35, presets.GLM_IMAGE),
     ]
     assert len(PRESETS) == sum(map(len, tables)) + 2  # the bundled models
 

@@ -9,7 +9,7 @@ from tests.test_architecture import FAMILIES, MODULES, dotted, own_imports
 
 MAKERS = {  # by how the names of presets begin
     **{"cosmos": "Cosmos", "wham": "WHAM", "emu3": "Emu3", "iris": "IRIS", "mc-ar": "MineWorld"},
-    **{"llamagen-b": "LlamaGen", "llamagen-t2i": "LlamaGen-T2I"},
+    **{"emu3.5": "Emu3.5", "llamagen-b": "LlamaGen", "llamagen-t2i": "LlamaGen-T2I"},
 }
 
 
@@ -32,12 +32,13 @@ def test_families_can_be_told_apart():
         ("llamagen-b", {"context_frames": 0, "top_k": 2000, "top_p": None, "guidance": 4.0}),
         ("llamagen-t2i-512", {"context_frames": 0, "top_k": 1000, "guidance": 7.5}),
         ("emu3", {"context_frames": 0, "top_k": 2048, "guidance": 3.0, "row_ends": True}),
+        ("emu3.5", {"top_k": 5120, "top_p": None, "guidance": 5.0, "row_ends": True}),
         ("iris", {"fps": 15, "context_frames": 1, "top_p": None, "keep_frames": 1}),
         ("mc-ar-300m", {"fps": 20, "context_frames": 1, "num_frames": 15, "top_p": 0.8}),
     ],
 )
 def test_models_are_used_as_their_makers_and_the_paper_do(preset, expected):
-    (name,) = (MAKERS[start] for start in MAKERS if preset.startswith(start))
+    name = MAKERS[max((start for start in MAKERS if preset.startswith(start)), key=len)]
     (family,) = (family for family in table.FAMILIES if family.name == name)
     found = Checkpoint(family, Path(), PRESETS[preset], {}, Source({}))
     defaults = family.defaults(found)
