@@ -90,6 +90,9 @@ class ActionVocabulary:
     def tokens_of(self, action: str) -> tuple[int, ...]:
         return (self.id_of(action),)
 
+    def nearest_name(self, action: str) -> str:
+        return action
+
     def action_of(self, record: dict[str, Any]) -> str:
         """Read `{"action": NAME}`; other keys of the line are ignored."""
         return action_in(record, self, "NAME")

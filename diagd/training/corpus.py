@@ -14,7 +14,8 @@ from typing import Any
 
 from diagd.backends.devices import device_of
 from diagd.console import make_console
-from diagd.data.actions import ActionVocabulary, write_actions
+from diagd.data.actions import write_actions
+from diagd.data.vectors import OwnActions, load_actions
 from diagd.data.video import read_video, video_length, write_video
 from diagd.families.checkpoints import ACTIONS_FILE, DEFAULTS_FILE, TOKENIZER_FOLDER, write_defaults
 from diagd.families.clip_files import find_films
@@ -46,7 +47,7 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
     device = device_of(options.device)
     clips = find_films(options.clips)
     others = find_films(options.heldout) if options.heldout else []
-    given = ActionVocabulary.load(options.actions) if options.actions else None
+    given = load_actions(options.actions) if options.actions else None
     vocabulary = actions_of([*clips, *others], given)
     lengths = {path: video_length(path)[0] for path in (*clips, *others)}
     for path, length in lengths.items():
@@ -157,9 +158,7 @@ def copy_parts(source: Path, folder: Path) -> None:
         copy_whole(source / name, folder / name, OF_TRAINING)
 
 
-def write_starts(
-    folder: Path, clips: Sequence[Path], vocabulary: ActionVocabulary, size_px: Size
-) -> int:
+def write_starts(folder: Path, clips: Sequence[Path], vocabulary: OwnActions, size_px: Size) -> int:
     """Write a prompt, a walk that continues it, scenes, actions and generation defaults.
 
     All are cut from held-out clips; returns the number of scenes.
@@ -184,7 +183,7 @@ def write_starts(
 
 
 def write_start(
-    goal: Path, clip: Path, start: int, vocabulary: ActionVocabulary, size_px: Size = None
+    goal: Path, clip: Path, start: int, vocabulary: OwnActions, size_px: Size = None
 ) -> list[str]:
     """Write up to `SCENE_FRAMES` of a clip with their actions; return all actions of the clip."""
     video = read_video(clip, SCENE_FRAMES, start=start, size_px=size_px)

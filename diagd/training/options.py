@@ -234,7 +234,7 @@ class RunOptions:
 
     def length_of(self, clips: Any) -> int:
         """Return the tokens of a sequence of `TokenClips`: frames, and actions between them."""
-        return self.frames * (clips.tokens[0, 0].numel() + 1) - 1
+        return self.frames * clips.slots_per_frame - clips.codec.num_tokens
 
     def batch_of(self, clips: Any) -> int:
         """Return the sequences per step and process."""
