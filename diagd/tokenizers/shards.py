@@ -43,12 +43,13 @@ class TokenClips:
     """Clips, or pieces of clips, of one length and grid."""
 
     tokens: Tensor  # (num_clips, T, height, width) int16 or int32, ids in [0, codebook_size)
-    # int16: (num_clips, T) indices into `action_names`, or (num_clips, T, axes); row t led to frame t
+    # (num_clips, T) int16, indices into `action_names`; of vectors (num_clips, T, axes), their ids.
+    # Row t led to frame t
     actions: Tensor
     codebook_size: int  # number of visual ids
     action_names: tuple[str, ...]
     codebook: str = ""  # fingerprint of the tokenizer's codes
-    vectors: VectorActions | None = None  # whose ids the actions are, if they are vectors
+    vectors: VectorActions | None = None
 
     @property
     def size(self) -> str:
