@@ -91,8 +91,7 @@ class RobotClips:
                 for path, _, rows in missing:
                     seen = [fit(frame, size_px) for frame in islice(frames, 1 + len(rows))]
                     write_video(path, torch.stack(seen), self.fps, CRF)
-                    spelled = (spell(f"{number:.6g}" for number in row) for row in rows)
-                    write_actions(path.with_suffix(".jsonl"), ["none", *spelled])
+                    write_actions(path.with_suffix(".jsonl"), ["none", *map(spell, rows)])
                     yield path
 
 

@@ -39,23 +39,24 @@ class VectorActions:
     combines = True
 
     def __post_init__(self) -> None:
-        count, ranges = len(self.axes), (self.lowest, self.highest, self.resting)
+        count, given = len(self.axes), (self.lowest, self.highest, self.rest or self.lowest)
         if not count or len(set(self.axes)) != count:
-            given = f"{count}: {brief(self.axes)}"
-            raise ValueError(f"axes must be distinct and not empty, got {given}")
+            raise ValueError(
+                f"axes must be distinct and not empty, got {count}: {brief(self.axes)}"
+            )
         for name in self.axes:
             if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w.-]*", name):
                 raise ValueError(
                     f"names of axes must be letters, digits, and any of _.- after a letter, "
                     f"got {brief(name)}"
                 )
-        if not all(len(one) == count and all(map(math.isfinite, one)) for one in ranges):
+        numbers = [n for one in given for n in one if isinstance(n, int | float)]
+        if len(numbers) != 3 * count or not all(map(math.isfinite, numbers)):
             raise ValueError(f"lowest, highest and rest must be {count} finite numbers, as axes")
-        for name, *span in zip(self.axes, *ranges, strict=True):
-            if not span[0] <= span[2] <= span[1]:
+        for (name, low, high), rest in zip(self.ranges, self.resting, strict=True):
+            if not low <= rest <= high:
                 raise ValueError(
-                    f"{name}: expected lowest <= rest <= highest, "
-                    f"got {span[0]}, {span[2]}, {span[1]}"
+                    f"{name}: expected lowest <= rest <= highest, got {low}, {rest}, {high}"
                 )
         if not 2 <= self.bins <= MAX_IDS // count:
             expected = f"in [2, {MAX_IDS // count}] for {count} axes"
@@ -73,6 +74,11 @@ class VectorActions:
     @property
     def num_tokens(self) -> int:
         return len(self.axes)
+
+    @property
+    def ranges(self) -> list[tuple[str, float, float]]:
+        """The name of each axis with its lowest and highest number."""
+        return list(zip(self.axes, self.lowest, self.highest, strict=True))
 
     @property
     def num_ids(self) -> int:
@@ -124,7 +130,7 @@ class VectorActions:
         if isinstance(action, Mapping):
             record = {"action": "+".join(f"{axis}={value}" for axis, value in action.items())}
         elif isinstance(action, list):
-            record = {"action": spell(action)}
+            record = {"action": f"move({','.join(map(str, action))})"}
         return action_in(record, self, f"WORDS or {len(self.axes)} NUMBERS")
 
     def nearest_name(self, action: str) -> str:
@@ -144,9 +150,9 @@ class VectorActions:
         write_json(path, asdict(self))
 
 
-def spell(numbers: Iterable[object]) -> str:
+def spell(numbers: Iterable[float]) -> str:
     """Spell all numbers of a vector as an action."""
-    return f"move({','.join(map(str, numbers))})"
+    return f"move({','.join(f'{number:.6g}' for number in numbers)})"
 
 
 OwnActions = ActionVocabulary | VectorActions  # of worlds that diagd trains

@@ -11,30 +11,10 @@ from diagd.data.actions import read_actions
 from diagd.data.lerobot import read_lerobot
 from diagd.data.vectors import load_actions
 from diagd.data.video import read_video
-from runs.robot_data import ACTION, STATE, write_dataset
-from tests.tokenizers.rectangles import rectangles
+from runs.robot_data import ACTION, STATE
+from tests.data.robots import LENGTHS, TOP, WRIST, write_robot
 
-TOP, WRIST = "observation.images.top", "observation.images.wrist"
-LENGTHS = 7, 5, 6
-NAMES = {ACTION: {"motors": ["shoulder.pos", "elbow.pos", "grip"]}, STATE: None}
 BOTH = pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-
-
-def make(folder, version="v3.0", fps=10, lengths=LENGTHS):
-    """Write episodes of rectangles, whose vectors count frames; return them."""
-    episodes = []
-    for number, length in enumerate(lengths):
-        count = np.arange(length, dtype=np.float32)[:, None] + 10 * number
-        episodes.append(
-            {
-                TOP: rectangles(length, seed=number).numpy(),
-                WRIST: rectangles(length, seed=50 + number, size=(16, 24)).numpy(),
-                ACTION: count * np.float32([1, -1, 0]),
-                STATE: count * np.float32([0.5, 0.25]),
-            }
-        )
-    write_dataset(folder, episodes, fps, version, NAMES)
-    return episodes
 
 
 def edit(folder, **changes):
@@ -54,7 +34,7 @@ def clips_of(robot, folder, size_px=None):
 
 @BOTH
 def test_episodes_are_clips_of_a_camera_with_the_vectors_that_led_to_frames(version, tmp_path):
-    episodes = make(tmp_path / "set", version)
+    episodes = write_robot(tmp_path / "set", version)
     robot = read_lerobot(tmp_path / "set", "top")
     paths = clips_of(robot, tmp_path / "clips")
     assert robot.lengths(tmp_path / "clips") == dict(zip(paths, LENGTHS, strict=True))
@@ -72,7 +52,7 @@ def test_episodes_are_clips_of_a_camera_with_the_vectors_that_led_to_frames(vers
 
 
 def test_every_third_frame_has_the_mean_action_since_the_one_before_and_its_own_state(tmp_path):
-    make(tmp_path / "set", fps=30)
+    write_robot(tmp_path / "set", fps=30)
     robot = read_lerobot(tmp_path / "set", WRIST, vectors=(ACTION, STATE), bins=9)
     assert (robot.every, robot.fps, robot.codec.bins) == (3, 10, 9)
     assert robot.codec.axes[2:] == ("action.grip", "state.state_0", "state.state_1")
@@ -83,7 +63,7 @@ def test_every_third_frame_has_the_mean_action_since_the_one_before_and_its_own_
 
 
 def test_a_killed_import_goes_on_and_clips_of_another_one_are_left_alone(tmp_path):
-    make(tmp_path / "set")
+    write_robot(tmp_path / "set")
     robot, clips = read_lerobot(tmp_path / "set", "top"), tmp_path / "clips"
     whole = {path: path.read_bytes() for path in clips_of(robot, clips)}
     gone = clips / "episode_000001.jsonl"  # written last
@@ -110,7 +90,7 @@ def test_a_killed_import_goes_on_and_clips_of_another_one_are_left_alone(tmp_pat
     ],
 )
 def test_an_info_file_that_does_not_fit_is_refused_by_name(changes, message, tmp_path):
-    make(tmp_path)
+    write_robot(tmp_path)
     edit(tmp_path, **changes)
     with pytest.raises(ValueError, match=message):
         read_lerobot(tmp_path, "top")
@@ -126,7 +106,7 @@ def test_an_info_file_that_does_not_fit_is_refused_by_name(changes, message, tmp
     ],
 )
 def test_what_a_dataset_has_is_listed(camera, vectors, message, tmp_path):
-    make(tmp_path)
+    write_robot(tmp_path)
     with pytest.raises(ValueError, match=message):
         read_lerobot(tmp_path, camera, vectors)
 
@@ -145,7 +125,7 @@ def test_files_that_are_missing_or_torn_are_named(version, tmp_path):
         [(DATA[version], "table"), (FILMS[version], "film"), (LISTS[version], "list")]
     ):
         folder = tmp_path / str(number)
-        make(folder, version)
+        write_robot(folder, version)
         whole = (folder / name).read_bytes()
         (folder / name).write_bytes(whole[: len(whole) // 2])
         with pytest.raises(ValueError, match=name.rpartition("/")[2].replace(".", r"\.")):
@@ -159,7 +139,7 @@ def test_files_that_are_missing_or_torn_are_named(version, tmp_path):
 
 @BOTH
 def test_vectors_that_do_not_fit_are_refused_by_their_row(version, tmp_path):
-    make(tmp_path, version)
+    write_robot(tmp_path, version)
     path = tmp_path / DATA[version]
     rows = parquet.read_table(path)[ACTION].to_pylist()
     before = sum(LENGTHS[:1]) if version == "v3.0" else 0
@@ -184,7 +164,7 @@ def test_vectors_that_do_not_fit_are_refused_by_their_row(version, tmp_path):
 
 @BOTH
 def test_tables_and_films_must_be_as_long_as_their_episodes(version, tmp_path):
-    make(tmp_path, version)
+    write_robot(tmp_path, version)
     path = tmp_path / LISTS[version]
     if version == "v3.0":
         replace_column(path, "length", [7, 5, 9])
@@ -192,7 +172,7 @@ def test_tables_and_films_must_be_as_long_as_their_episodes(version, tmp_path):
         path.write_text(path.read_text().replace("6}", "9}"))
     with pytest.raises(ValueError, match=r"\.mp4: expected \d+ frames for episode_000002, got \d+"):
         read_lerobot(tmp_path, "top")
-    make(tmp_path, version)
+    write_robot(tmp_path, version)
     table = parquet.read_table(tmp_path / DATA[version])
     parquet.write_table(table.slice(0, len(table) - 1), tmp_path / DATA[version])
     with pytest.raises(ValueError, match=r"\.parquet: expected \d rows of episode_00000\d, got \d"):
