@@ -7,7 +7,7 @@
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ class VectorActions:
     lowest: tuple[float, ...]
     highest: tuple[float, ...]
     bins: int = 64  # of each axis, at equal distances from its lowest to its highest number
-    rest: tuple[float, ...] = ()  # of the action `none`; default: zeros, or what is nearest to them
+    # of the action `none`; default: zeros, or what is nearest to them
+    rest: tuple[float, ...] = field(default=(), compare=False)
 
     combines = True
 
@@ -147,7 +148,7 @@ class VectorActions:
             return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 
     def save(self, path: Path) -> None:
-        write_json(path, asdict(self))
+        write_json(path, asdict(self) | {"rest": self.resting})
 
 
 def spell(numbers: Iterable[float]) -> str:
