@@ -6,7 +6,8 @@ Each part is one command of some minutes, and writes one file. Nothing else shou
 
     python -m runs.serve_load --out docs/results/serve --strategies raster   # closed-4x6.json ...
     python -m runs.serve_load --out docs/results/serve --strategies k=1 --grid 24x24 --clients 1 8
-    python -m runs.serve_load --out docs/results/serve --parts mixed --minutes 60
+    python -m runs.serve_load --out docs/results/serve --parts mixed --shape tiny --minutes 60 \
+        --clients 4 --pause 0.4
     python -m runs.serve_load --out /tmp/serve --shape tiny --grid 3x5 --clients 1 4    # a try
 """
 
@@ -75,6 +76,7 @@ class Options:
     images: int = 1  # of each client, one after the other
     rounds: int = 5  # of lone requests
     minutes: float = 2  # of mixed load
+    pause: float = 0  # seconds between two requests of its clients, on average
     seed: int = 0
 
 
@@ -309,7 +311,7 @@ def preview(model: Path, options: Options) -> list[dict[str, Any]]:
 
 def mixed(model: Path, options: Options) -> list[dict[str, Any]]:
     """Clients of all kinds for minutes: none that waits is lost, and memory does not grow."""
-    outcomes, memory = Counter[str](), list[int]()
+    outcomes, memory = Counter[str](), list[float]()
 
     async def run(server: Server) -> None:
         until, chance = time.monotonic() + 60 * options.minutes, random.Random(options.seed)
@@ -327,18 +329,34 @@ def mixed(model: Path, options: Options) -> list[dict[str, Any]]:
             outcomes["watched"] += 1
 
         async def vanishing(_: AsyncOpenAI) -> None:
-            """Go away in the midst, or read the answer slowly, or never."""
-            body = json.dumps({"prompt": NAMES[1], "stream": chance.random() < 0.5}).encode()
-            head = "POST /v1/images/generations HTTP/1.1\r\nhost: localhost\r\n"
-            head += f"content-length: {len(body)}\r\n\r\n"
-            reader, writer = await asyncio.open_connection(address[0], int(address[1]))
-            writer.write(head.encode() + body)
+            """Go away in the midst: before the answer, within it, or after."""
+            reader, writer = await asked(chance.random() < 0.5)
             await asyncio.sleep(chance.random() * 2)
             if chance.random() < 0.5:
                 await reader.read(100)
                 await asyncio.sleep(1)
             writer.transport.abort()
             outcomes["vanished"] += 1
+
+        async def slow(_: AsyncOpenAI) -> None:
+            """Read the answer bit by bit, to its end."""
+            reader, writer = await asked(True)
+            answer = b""
+            while data := await reader.read(1024):
+                answer += data
+                await asyncio.sleep(0.05)
+            writer.close()
+            if b"event: image_generation.completed" not in answer:
+                raise OSError(f"a slow reader was sent {answer[-100:]!r}")
+            outcomes["read_slowly"] += 1
+
+        async def asked(stream: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            body = json.dumps({"prompt": NAMES[1], "stream": stream, "partial_images": 3}).encode()
+            head = "POST /v1/images/generations HTTP/1.1\r\nhost: localhost\r\n"
+            head += f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+            opened = await asyncio.open_connection(address[0], int(address[1]), limit=1024)
+            opened[1].write(head.encode() + body)
+            return opened
 
         async def malformed(_: AsyncOpenAI) -> None:
             bodies = b"{", b"[]", b'{"prompt": 3}', b'{"prompt": "dog"}', b"x" * 2**19
@@ -349,36 +367,33 @@ def mixed(model: Path, options: Options) -> list[dict[str, Any]]:
             outcomes["refused"] += 1
 
         async def one(client: AsyncOpenAI) -> None:
-            kinds = patient, patient, watching, vanishing, malformed
+            kinds = patient, patient, watching, vanishing, slow, malformed
             while time.monotonic() < until:
                 try:
                     await chance.choice(kinds)(client)
                 except (openai.OpenAIError, httpx.HTTPError, OSError) as error:
                     outcomes[f"lost: {type(error).__name__} {error}"[:200]] += 1
+                await asyncio.sleep(chance.expovariate(1) * options.pause)
 
         async def look() -> None:
             while time.monotonic() < until:
-                memory.append(server.process.memory_info().rss)
-                await asyncio.sleep(5)
+                memory.append(server.process.memory_info().rss / 2**20)
+                await asyncio.sleep(60 * options.minutes / 200)
 
         async with server.client() as client:
             await asyncio.gather(look(), *(one(client) for _ in range(max(options.clients))))
+        await asyncio.sleep(3)  # the last to vanish are noticed
+        metrics = httpx.get(f"{server.url}/metrics").text
+        if not re.search(r"^diagd_rows_in_use 0\.0$", metrics, re.M):
+            raise RuntimeError("sequences are in use, though nobody waits")
 
     with served(model, options, "--max-videos", str(BATCH)) as server:
         asyncio.run(run(server))
-    early = statistics.median(memory[len(memory) // 10 : len(memory) // 3] or memory)
-    late = statistics.median(memory[-max(1, len(memory) // 5) :])
     lost = sum(count for what, count in outcomes.items() if what.startswith("lost"))
-    return [
-        {
-            "minutes": options.minutes,
-            **outcomes,
-            "lost": lost,
-            "mib_early": round(early / 2**20, 1),
-            "mib_late": round(late / 2**20, 1),
-            "growth": round(late / early - 1, 4),
-        }
-    ]
+    tenths = [round(float(np.median(tenth)), 1) for tenth in np.array_split(memory, 10)]
+    growth = round(tenths[-1] / tenths[1] - 1, 4)  # the first tenth warms up
+    about = {"minutes": options.minutes, "clients": max(options.clients), "pause_s": options.pause}
+    return [{**about, **outcomes, "lost": lost, "mib_of_tenths": tenths, "growth": growth}]
 
 
 PARTS: dict[Part, Any] = {
