@@ -13,7 +13,7 @@ import math
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,14 +127,11 @@ class Replicas:
         self.remotes: list[Remote] = []
         self.mending = set[asyncio.Task[None]]()
 
-    async def start(self) -> None:
-        """Start the replicas and wait for their models; ValueError if that fails."""
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        self.remotes = await asyncio.to_thread(self._deploy)
-        for number, handler in handlers.items():  # Ray has replaced them
-            signal.signal(number, handler)
+    def start(self) -> None:
+        """Start the replicas and wait for their models; ValueError if that fails.
 
-    def _deploy(self) -> list[Remote]:
+        Ray's processes end with the thread that calls this.
+        """
         options = self.options
         ray = start_ray(options.address)
         try:
@@ -159,7 +156,7 @@ class Replicas:
             )
         except (RayServeException, RuntimeError) as error:
             raise ValueError(f"replicas failed to start: {error}") from None
-        return [Remote(handle) for handle in handles]
+        self.remotes = [Remote(handle) for handle in handles]
 
     def _applications(self) -> list[str]:
         return [f"diagd-{self.name}-{number}" for number in range(self.options.replicas)]
@@ -222,6 +219,15 @@ class Replicas:
         for name in self._applications() if self.options.address else ():
             serve.delete(name)
         stop_ray()
+
+
+@contextlib.contextmanager
+def kept_signals() -> Iterator[None]:
+    """Restore the handlers of signals that Ray replaces, in the main thread."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def _is_news(message: Message) -> bool:

@@ -61,7 +61,7 @@ from diagd.web.play.session import (
     save_log,
 )
 from diagd.web.play.welcome import opening, strategy_of
-from diagd.web.replicas import Replicas
+from diagd.web.replicas import Replicas, kept_signals
 from diagd.web.uploads import MAX_SECONDS_OF_UPLOAD, MAX_UPLOAD_BYTES, decode_upload
 
 logger = logging.getLogger("diagd.play")
@@ -93,7 +93,8 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
 def load_replicas(options: PlayOptions) -> tuple[Front, uvicorn.Server]:
     """Start replicas, which load the model, and return the server before them."""
     front = Front(Replicas(make_world, options, "play"))
-    asyncio.run(front.replicas.start())
+    with kept_signals():
+        front.replicas.start()
     return front, uvicorn.Server(play_config(front, options))
 
 

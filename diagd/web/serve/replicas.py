@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from diagd.web.guard import read_body
-from diagd.web.replicas import LostError, Replicas
+from diagd.web.replicas import LostError, Replicas, kept_signals
 from diagd.web.serve.errors import ApiError, handle_errors
 from diagd.web.serve.events import error_event
 from diagd.web.serve.options import ServeOptions
@@ -27,11 +27,17 @@ async def make_service(options: ServeOptions) -> tuple[FastAPI, asyncio.Task[Non
     return app, asyncio.create_task(service.run())
 
 
-class ServeReplicas(Replicas):
+class ServeReplicas:
     """Stands in for a `Service`."""
 
     def __init__(self, options: ServeOptions) -> None:
-        super().__init__(make_service, options, "serve")
+        self.replicas = Replicas(make_service, options, "serve")
+        self.close = self.replicas.close
+
+    async def start(self) -> None:
+        """Start the replicas and wait for their models; ValueError if that fails."""
+        with kept_signals():
+            await asyncio.to_thread(self.replicas.start)
 
     async def run(self) -> None:
         """Ray Serve runs everything."""
@@ -41,7 +47,9 @@ class ServeReplicas(Replicas):
         """Add the routes that replicas answer to an app that handles `ApiError`."""
 
         async def forward(request: Request) -> Response:
-            return Forwarded(self, await read_body(request, MAX_CLIP_BYTES, MAX_SECONDS_OF_UPLOAD))
+            return Forwarded(
+                self.replicas, await read_body(request, MAX_CLIP_BYTES, MAX_SECONDS_OF_UPLOAD)
+            )
 
         for path in ("/v1/images/generations", "/v1/videos/continuations"):
             app.post(path)(forward)
