@@ -77,6 +77,16 @@ def sizes_of(weights: Mapping[str, Tensor], num_heads: int) -> dict[str, Any]:
     }
 
 
+def with_biases(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights in which each projection has a bias: zeros where only q, k and v have one."""
+    zeros = {
+        name.replace("weight", "bias"): weight.new_zeros(len(weight))
+        for name, weight in weights.items()
+        if name.endswith("_proj.weight")
+    }
+    return {**zeros, **weights}
+
+
 def llama_fields(
     weights: Mapping[str, Tensor], side: Mapping[str, Any], usual: ModelConfig
 ) -> dict[str, Any]:
