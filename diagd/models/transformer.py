@@ -241,13 +241,12 @@ class Transformer(
     def _are_visual(self, tokens: Tensor) -> Tensor | bool:
         """Return which lanes take `visual_mlp`, (B, L, 1); one value if all lanes agree.
 
-        A step that is compiled or captured cannot wait for ids: there, both MLPs run.
+        On a GPU, or compiled, a step must not wait for ids: there, both MLPs run.
         """
         if not self.config.visual_mlp_layers:
             return False
         are_visual = (tokens < self.config.vocab_size)[..., None]
-        is_captured = tokens.is_cuda and torch.cuda.is_current_stream_capturing()
-        if not (is_captured or torch.compiler.is_compiling()):
+        if tokens.is_cpu and not torch.compiler.is_compiling():
             for same in (True, False):
                 if (are_visual == same).all():
                     return same

@@ -167,7 +167,8 @@ class FirstStage:
         end, made = torch.tensor([self.hand_over.end]), list[WrittenPicture]()
         for one, (grid,) in zip(said, out.tokens, strict=True):
             whole = torch.cat([one.prompt[0], grid.cpu().flatten(), end])
-            made.append(WrittenPicture(grid[:, :-1], self.hand_over.their_ids[whole], out.stats))
+            codes = grid[:, :-1].contiguous()
+            made.append(WrittenPicture(codes, self.hand_over.their_ids[whole], out.stats))
         return made
 
     def hidden_states(self, sequence: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "position": "learned",
         "tie_embeddings": True,
     },
+    "mammothmoda2": {"visual_mlp_layers": (1,), "extra_embeddings": 3},
     "wham-v2": {"norm": "layer", "norm_affine": False, "mlp": "gelu", "position": "learned"},
 }
 
