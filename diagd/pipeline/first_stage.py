@@ -113,7 +113,8 @@ class FirstStage:
         _hand_over_of(found)
         device, int8 = device_of(str(device)), dtype == "int8"
         if not isinstance(dtype, torch.dtype):
-            dtype = dtype_of(choose_dtype("auto" if dtype == "fastest" else dtype, device))
+            known = "auto" if dtype == "fastest" else dtype  # which may be int8
+            dtype = dtype_of(choose_dtype(known, device, found.config))
         model = build_model(found, device, dtype)
         return cls(found, model, prepare(model, backend, int8)[0])
 
