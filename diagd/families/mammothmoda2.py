@@ -29,7 +29,6 @@ from diagd.tokenizers.text import TextIds, TextPrompts, ids_of, load_words, read
 from diagd.tokenizers.vq import VideoTokenizer
 from diagd.weight_files import tensors_under
 
-KIND = "mammothmoda2"
 _DECODER = "llm_model.model.language_model."
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _SHAPES = {  # by model_type of llm_config
@@ -110,7 +109,8 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     side, text = source.side, _text_of(source.side)
     kind = (side.get("llm_config") or {}).get("model_type")
     if kind not in list(_SHAPES):
-        raise ValueError(f"model_type of llm_config must be {' or '.join(_SHAPES)}, got {kind!r}")
+        known = " or ".join(_SHAPES)
+        raise ValueError(f"model_type of llm_config must be {known}, got {brief(kind)}")
     usual = _SHAPES[kind]
     theirs = tensors_under(_DECODER, source.tensors)
     weights = {
@@ -223,7 +223,7 @@ MAMMOTHMODA2 = Family(
     signature=("llm_model.gen_head.weight",),
     convert=_convert,
     tokenizer=_no_tokenizer,
-    text=TextFolder((KIND,), MammothModa2Prompts, file="config.json"),
+    text=TextFolder(("mammothmoda2",), MammothModa2Prompts, file="config.json"),
     hand_over=_hand_over,
     defaults=_defaults,
 )

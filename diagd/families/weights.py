@@ -78,11 +78,11 @@ def sizes_of(weights: Mapping[str, Tensor], num_heads: int) -> dict[str, Any]:
 
 
 def with_biases(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights in which each projection has a bias: zeros where only q, k and v have one."""
+    """Return weights of which only q, k and v have biases, with zeros for other projections."""
     zeros = {
         name.replace("weight", "bias"): weight.new_zeros(len(weight))
         for name, weight in weights.items()
-        if name.endswith("_proj.weight")
+        if re.search(r"[^qkv]_proj\.weight$", name)
     }
     return {**zeros, **weights}
 

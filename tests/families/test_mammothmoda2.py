@@ -315,6 +315,8 @@ def test_hidden_states_are_those_of_one_pass_over_the_finished_sequence(stage, p
     states = plain.states(*plain.causal(made.sequence[None]))
     read = states[-1] if name == "preview" else (states[-2] + states[-4]) / 2
     torch.testing.assert_close(stage.hidden_states(made.sequence), read, atol=1e-4, rtol=1e-4)
+    with pytest.raises(ValueError, match=r"layers must be in \[-4, 3\], got \[-2, -5\]"):
+        stage.model.hidden_states(torch.zeros(1, 2, dtype=torch.int64), (-2, -5))
     with pytest.raises(ValueError, match=f"ids of the model, got {FIRST + DRAWN}"):
         stage.hidden_states(torch.tensor([1, FIRST + DRAWN]))
 
@@ -431,7 +433,7 @@ def test_flags_that_do_not_fit_are_refused(draw, tmp_path, flags, message):
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_what_does_not_fit_is_said_in_one_line(draw, folder, tmp_path, command):
+def test_what_does_not_fit_is_said_in_one_line(draw, folder, tmp_path, command, name):
     def refused(message: str, model: Path) -> None:
         draw(model=model).assert_refused(message)
         assert not list((tmp_path / "out").iterdir())
@@ -454,6 +456,12 @@ def test_what_does_not_fit_is_said_in_one_line(draw, folder, tmp_path, command):
         edited(folder, tmp_path / "yarn", rope_scaling={"type": "yarn"}),
     )
     damaged = shutil.copytree(folder, tmp_path / "damaged")
+    if name == "preview":  # a bias that is not there is none of zeros
+        shard = damaged / "model-00001-of-00002.safetensors"
+        kept = {n: w for n, w in load_file(shard).items() if not n.endswith("proj.bias")}
+        save_file(kept, shard)
+        refused(r"\d missing tensors: model.layers.\d.self_attn.._proj.bias", damaged)
+        shutil.copy(folder / shard.name, shard)
     names = damaged / "mammothu_vision_tokens.txt"
     names.write_text("<|image start|>\n<|image end|>\n<|image token|>")
     refused(
