@@ -56,8 +56,7 @@ HIGHEST_GAIN = 3  # times the median: 1.6 at most in the bundled worlds, 14 in S
 
 
 def has_kernels(config: ModelConfig) -> bool:
-    others = config.context_size, config.position_table, config.post_norms
-    others += (config.visual_mlp_layers,)
+    others = config.context_size, config.position_table, config.visual_mlp_layers
     return not any(others) and config.mlp != "exact_gelu" and config.head_dim <= MAX_HEAD_DIM
 
 
@@ -89,8 +88,7 @@ class NativeWeights:
         if not has_kernels(config):
             raise ValueError(
                 "native kernels do not support cross-attention, position tables, second MLPs, "
-                f"exact GELU, norms behind layers or head_dim above {MAX_HEAD_DIM}, got "
-                f"{config.head_dim}"
+                f"exact GELU in MLPs or head_dim above {MAX_HEAD_DIM}, got {config.head_dim}"
             )
         if weights == "int8" and (size := config.head_dim) > MAX_DUOS:
             raise ValueError(f"native int8 kernels need head_dim <= {MAX_DUOS}, got {size}")
@@ -124,6 +122,8 @@ class NativeWeights:
         norms = {
             "norm1": block.input_layernorm,
             "norm2": block.post_attention_layernorm,
+            "post1": block.post_self_attn_layernorm,
+            "post2": block.post_mlp_layernorm,
             "q_norm": attention.q_norm,
             "k_norm": attention.k_norm,
         }
