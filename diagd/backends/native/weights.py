@@ -87,8 +87,8 @@ class NativeWeights:
         self.config = config = model.config
         if not has_kernels(config):
             raise ValueError(
-                "native kernels do not support cross-attention, position tables, second MLPs, "
-                f"exact GELU in MLPs or head_dim above {MAX_HEAD_DIM}, got {config.head_dim}"
+                "native kernels do not support cross-attention, position tables, exact GELU in "
+                f"MLPs, second MLPs or head_dim above {MAX_HEAD_DIM}, got {config.head_dim}"
             )
         if weights == "int8" and (size := config.head_dim) > MAX_DUOS:
             raise ValueError(f"native int8 kernels need head_dim <= {MAX_DUOS}, got {size}")
