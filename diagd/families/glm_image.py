@@ -11,7 +11,7 @@ from torch import Tensor
 from diagd.families.defaults import image_defaults
 from diagd.families.family import Family, Source
 from diagd.families.presets import GLM_IMAGE as PRESETS
-from diagd.families.weights import llama_fields
+from diagd.families.weights import llama_fields, with_biases
 from diagd.models.config import ModelConfig
 from diagd.weight_files import tensors_under
 
@@ -42,9 +42,6 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         if ".q_proj." in name or ".k_proj." in name:
             heads = tensor.unflatten(0, (-1, fields["head_dim"]))
             weights[name] = heads[:, order].flatten(0, 1)
-    for name in [name for name in weights if name.endswith("_proj.weight")]:
-        rows = weights[name].new_zeros(len(weights[name]))  # only q, k and v have biases
-        weights.setdefault(name.replace("weight", "bias"), rows)
     config = ModelConfig(
         **fields,
         image_vocab_size=int((side.get("vq_config") or {}).get("num_embeddings", 16384)),
@@ -54,7 +51,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         grid_height=_USUAL.grid_height,
         grid_width=_USUAL.grid_width,
     )
-    return config, weights
+    return config, with_biases(weights)
 
 
 def _order(head_dim: int, num_turning: int) -> Tensor:

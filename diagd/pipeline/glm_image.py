@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from diagd.backends.devices import device_of
 from diagd.checks import read_size, whole
-from diagd.console import make_console, print_records, progress, waiting
+from diagd.console import progress, waiting
 from diagd.data.video import read_video, write_image
 from diagd.decoding.generate_tokens import GenerationStats, generate_grids
 from diagd.decoding.sampling_options import SamplingOptions
@@ -32,6 +32,7 @@ from diagd.families.defaults import GenerationDefaults, image_defaults
 from diagd.files import MISFITS, naming, require_folder, write_bytes
 from diagd.models.huggingface import HuggingFaceModel
 from diagd.pipeline.options import GenerateOptions
+from diagd.pipeline.pictures import numbered, refuse_others, report_pictures
 from diagd.pipeline.prompts import Picture, as_frames
 from diagd.weight_files import check_fit, read_weights
 
@@ -348,20 +349,11 @@ FLAGS = {
     *("strategy", "row_lag", "temperature", "top_k", "top_p"),
 }
 SIZE_PX = 1024, 1024
-COLUMNS = {
-    "": "{strategy}",
-    "tokens": "{num_tokens}",
-    "steps": "{num_steps}",
-    "seconds": "{seconds:.2f}",
-    "tokens/s": "{tokens_per_second:.0f}",
-}
 
 
 def draw_pictures(options: GenerateOptions) -> dict[str, Any]:
     """Generate pictures as options say; write them, or their tokens, and print what it took."""
-    for field in fields(options):
-        if field.name not in FLAGS and getattr(options, field.name) != field.default:
-            raise ValueError(f"{field.name} is for other models than GLM-Image: leave it out")
+    refuse_others(options, FLAGS, "GLM-Image")
     if options.text is None:
         raise ValueError('GLM-Image makes pictures of texts: give --text, such as "a house"')
     check_text(options.text)
@@ -391,12 +383,11 @@ def draw_pictures(options: GenerateOptions) -> dict[str, Any]:
             on_grid=job.reach,
             **painting,
         )
-    output, console = options.out or Path("dream.png"), make_console()
-    numbers = [f"-{i}" for i in range(len(made))] if len(made) > 1 else [""]
-    paths = [output.with_stem(f"{output.stem}{number}") for number in numbers]
+    note, suffix = None, None
     if pictures.painter is None:
-        paths = [path.with_suffix(".safetensors") for path in paths]
-        console.print("note: no transformer and vae are in the folder, so tokens are written")
+        note = "no transformer and vae are in the folder, so tokens are written"
+        suffix = ".safetensors"
+    paths = numbered(options.out or Path("dream.png"), len(made), suffix)
     for path, one in zip(paths, made, strict=True):
         if one.pixels is not None:
             write_image(path, one.pixels)
@@ -406,9 +397,4 @@ def draw_pictures(options: GenerateOptions) -> dict[str, Any]:
             write_bytes(path, save(tensors))
     of_one = sum(frame.grid.num_tokens for frame in formats)
     stats = {"num_tokens": of_one * len(made), **asdict(made[0].stats)}
-    run = {"strategy": strategy.name, **stats}
-    print_records(console, f"{options.model}, {pictures.model.dtype}", COLUMNS, [run])
-    console.print(f"wrote {' and '.join(map(str, paths))}")
-    written, is_painted = list(map(str, paths)), pictures.painter is not None
-    files = {"pictures": written if is_painted else None, "tokens": None if is_painted else written}
-    return {"output": written[0], **files, "runs": [run]}
+    return report_pictures(options, strategy, stats, pictures.model.dtype, paths, note)

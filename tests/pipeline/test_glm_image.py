@@ -178,7 +178,10 @@ def test_without_the_second_stage_the_command_writes_tokens(draw, stage, tmp_pat
         (["--backend", "native"], "backend is for other models than GLM-Image"),
         (["--dtype", "int8"], "dtype of GLM-Image must be auto or a float's, got int8"),
         (["--text", " "], "expected a text, got an empty one"),
-        (["--model", "doom"], "size is for GLM-Image; other models have one of their own"),
+        (
+            ["--model", "doom"],
+            "size is for GLM-Image and MammothModa2; others have one of their own",
+        ),
         (["--temperature", "-1"], "temperature must be 0 or more"),
     ],
 )
