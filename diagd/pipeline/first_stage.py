@@ -241,4 +241,4 @@ def write_tokens(options: GenerateOptions, found: Checkpoint) -> dict[str, Any]:
         write_bytes(path, save({"tokens": one.tokens, "sequence": one.sequence}))
     note = f"{name}'s diffusion transformer is not run, so tokens are written"
     stats = {"num_tokens": sized.config.tokens_per_frame * len(made), **asdict(made[0].stats)}
-    return report_pictures(options, strategy, stats, stage.model.dtype, paths, note)
+    return report_pictures(options, strategy, stats, str(stage.model.dtype), paths, note)

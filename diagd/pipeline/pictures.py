@@ -5,8 +5,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from diagd.console import make_console, print_records
 from diagd.decoding.strategies.table import Strategy
 from diagd.pipeline.options import GenerateOptions
@@ -37,19 +35,20 @@ def report_pictures(
     options: GenerateOptions,
     strategy: Strategy,
     stats: dict[str, Any],
-    dtype: torch.dtype,
+    how: str,
     paths: Sequence[Path],
     why_tokens: str | None,
 ) -> dict[str, Any]:
     """Print what pictures took; return the command's report.
 
     Args:
+        how: type of the weights, and the backend if there is a choice.
         why_tokens: the reason if only tokens are written.
     """
     console, run = make_console(), {"strategy": strategy.name, **stats}
     if why_tokens is not None:
         console.print(f"note: {why_tokens}")
-    print_records(console, f"{options.model}, {dtype}", COLUMNS, [run])
+    print_records(console, f"{options.model}, {how}", COLUMNS, [run])
     written = list(map(str, paths))
     console.print(f"wrote {' and '.join(written)}")
     pictures, tokens = (None, written) if why_tokens is not None else (written, None)

@@ -1,5 +1,6 @@
 """GLM-Image's class of transformers: two grids of unlike sizes, and positions in three numbers."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -203,3 +204,13 @@ def test_a_checkpoint_without_its_config_is_refused(tmp_path):
         ValueError, match=r"GLM-Image checkpoint: expected a config\.json beside it"
     ):
         diagd.load_model(tmp_path / "a.safetensors")
+
+
+def test_a_share_that_sections_do_not_rotate_is_refused(tmp_path):
+    folder = shutil.copytree(FOLDER / "vision_language_encoder", tmp_path / "stage")
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["rope_parameters"]["partial_rotary_factor"] = 1.0
+    (folder / "config.json").write_text(json.dumps(config))
+    message = r"partial_rotary_factor must rotate 16 of 32 numbers of a head, .*, got 1\.0"
+    with pytest.raises(ValueError, match=message):
+        diagd.load_model(folder)
