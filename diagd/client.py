@@ -155,13 +155,15 @@ class Session:
         """
         if not self.header:
             raise ValueError("reset must be called before step")
-        if self.axes and isinstance(action, Sequence | np.ndarray) and not isinstance(action, str):
-            if len(action) != len(self.axes):
-                raise ValueError(f"a vector has {len(self.axes)} numbers, got {len(action)}")
-            action = f"move({','.join(f'{number:.6g}' for number in action)})"
-        if not isinstance(action, str) and 0 <= whole(action, "action") < len(self.actions):
+        if isinstance(action, Sequence | np.ndarray):
+            if self.axes and not isinstance(action, str):
+                if np.size(action) != len(self.axes):
+                    given = f"got {np.size(action)}"
+                    raise ValueError(f"a vector has {len(self.axes)} numbers, {given}")
+                action = f"move({','.join(f'{number:.6g}' for number in np.ravel(action))})"
+        elif 0 <= whole(action, "action") < len(self.actions):
             action = self.actions[action]
-        if action not in self.actions and not (self._combines and isinstance(action, str)):
+        if not isinstance(action, str) or not (self._combines or action in self.actions):
             raise ValueError(
                 f"unknown action {brief(action)}, expected one of: {', '.join(self.actions)}"
             )

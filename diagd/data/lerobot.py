@@ -229,13 +229,13 @@ def _episodes_of_v3(folder: Path, info: dict[str, Any], camera: str) -> Iterator
                 start = round(float(one[begins]) * info["fps"])
                 if min(start, number, one["length"]) < 0:
                     raise ValueError(f"expected numbers from 0, got {brief(one)}")
-                paths = []
-                for name, part in (("data_path", "data"), ("video_path", films)):
-                    place = {
-                        f"{kind}_index": one[f"{part}/{kind}_index"] for kind in ("chunk", "file")
-                    }
-                    paths.append(_path(folder, info, name, place | {"video_key": camera}))
-                yield Episode(number, one["length"], *paths, start)
+                places = [
+                    {f"{kind}_index": one[f"{part}/{kind}_index"] for kind in ("chunk", "file")}
+                    for part in ("data", films)
+                ]
+                data = _path(folder, info, "data_path", places[0])
+                film = _path(folder, info, "video_path", places[1] | {"video_key": camera})
+                yield Episode(number, one["length"], data, film, start)
 
 
 def _whole(info: dict[str, Any], name: str) -> int:
@@ -291,14 +291,15 @@ def _numbers(
 ) -> NDArray[np.float64]:
     """Return the numbers (rows, width) of a column of vectors, or of numbers."""
     import pyarrow
-    from pyarrow import compute, types
+    from pyarrow import types
+    from pyarrow.compute import call_function
 
     column = column.combine_chunks()
     is_list = types.is_list(column.type) or types.is_fixed_size_list(column.type)
+    measure = "list_value_length" if is_list else "is_valid"
     lengths = (
-        compute.list_value_length(column) if is_list else compute.is_valid(column).cast("int32")
+        call_function(measure, [column]).cast("int32").fill_null(0).to_numpy(zero_copy_only=False)
     )
-    lengths = lengths.fill_null(0).to_numpy(zero_copy_only=False)
     if (wrong := np.flatnonzero(lengths != width)).size:
         row = wrong[0]
         raise ValueError(

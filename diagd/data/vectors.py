@@ -145,7 +145,8 @@ class VectorActions:
     def parse(cls, fields: Mapping[str, Any]) -> "VectorActions":
         """Parse the fields of `actions.json`, or raise ValueError."""
         with naming("not axes of vectors", (ValueError, TypeError)):
-            return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+            given: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+            return cls(**given)
 
     def save(self, path: Path) -> None:
         write_json(path, asdict(self) | {"rest": self.resting})

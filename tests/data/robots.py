@@ -26,8 +26,8 @@ def write_robot(
             {
                 TOP: rectangles(length, seed=number).numpy(),
                 WRIST: rectangles(length, seed=50 + number, size=(16, 24)).numpy(),
-                ACTION: count * np.float32([1, -1, 0]),
-                STATE: count * np.float32([0.5, 0.25]),
+                ACTION: count * np.array([1, -1, 0], np.float32),
+                STATE: count * np.array([0.5, 0.25], np.float32),
             }
         )
     write_dataset(folder, episodes, fps, version, NAMES)

@@ -9,7 +9,7 @@ from pyarrow import parquet
 
 from diagd.data.actions import read_actions
 from diagd.data.lerobot import read_lerobot
-from diagd.data.vectors import load_actions
+from diagd.data.vectors import VectorActions, load_actions
 from diagd.data.video import read_video
 from runs.robot_data import ACTION, STATE
 from tests.data.robots import LENGTHS, TOP, WRIST, write_robot
@@ -39,6 +39,7 @@ def test_episodes_are_clips_of_a_camera_with_the_vectors_that_led_to_frames(vers
     paths = clips_of(robot, tmp_path / "clips")
     assert robot.lengths(tmp_path / "clips") == dict(zip(paths, LENGTHS, strict=True))
     codec = load_actions(tmp_path / "clips" / "actions.json")
+    assert isinstance(codec, VectorActions)
     assert (codec, codec.axes) == (robot.codec, ("shoulder.pos", "elbow.pos", "grip"))
     assert (codec.lowest, codec.highest) == ((0.0, -24.0, 0.0), (24.0, 0.0, 0.0))
     for path, episode in zip(paths, episodes, strict=True):

@@ -1,6 +1,7 @@
 """Actions that are vectors: words, bins, files."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,7 +54,8 @@ def test_vectors_are_read_from_words_lists_and_objects(tmp_path):
     assert read_actions(path, ARM) == ["lift=max", "move(0.5,1)", "grip.pos=5"]
     assert as_actions(np.array([[0.5, 1.0]]), ARM) == ["move(0.5,1.0)"]
     assert as_actions(torch.tensor([[0.5, 1.0]]), ARM) == ["move(0.5,1.0)"]
-    assert as_actions([(0.5, 1), "lift=max", 0], ARM) == ["move(0.5,1.0)", "lift=max", "none"]
+    mixed: Any = [(0.5, 1), "lift=max", 0]
+    assert as_actions(mixed, ARM) == ["move(0.5,1.0)", "lift=max", "none"]
     assert parse_actions("move(0.5,1)*2,lift=min", ARM) == ["move(0.5,1)"] * 2 + ["lift=min"]
     for bad in ([0.5], ["a", 1], [[1], 2], 3, None):
         path.write_text(json.dumps({"action": bad}))

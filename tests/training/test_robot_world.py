@@ -1,5 +1,7 @@
 """From a LeRobot dataset to a world that vectors steer, by the commands."""
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
@@ -93,9 +95,9 @@ def test_an_agent_acts_by_vectors_here_and_elsewhere(robot_world):
         mine, theirs = here.step(action), there.step(action)
         assert mine[4]["action"] == "move(7,-3,0)"
         assert np.array_equal(mine[0], theirs[0])
-        session = there.episodes._played.sessions[0]
+        played: Any = there.episodes._played
         with pytest.raises(ValueError, match="a vector has 3 numbers, got 2"):
-            session.step([1.0, 2.0])
+            played.sessions[0].step([1.0, 2.0])
         there.close()
     with pytest.raises(ValueError, match="action must be in Box"):
         here.step(np.array([99.0, 0, 0]))
