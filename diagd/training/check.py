@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from diagd.console import make_console, print_table, track
 from diagd.data.actions import read_actions
-from diagd.data.vectors import OwnActions
+from diagd.data.vectors import OwnActions, VectorActions
 from diagd.data.video import read_video
 from diagd.families.clip_files import find_films
 from diagd.tokenizers.shards import STILL, actions_of
@@ -126,7 +126,11 @@ def check_clips(folder: Path) -> ClipsReport:
         return ClipsReport(clips, problems, notes, {}, None)
     ids = [torch.tensor([*map(vocabulary.names.index, clip.actions)]) for clip in clips]
     if (timing := row_timing([clip.movement for clip in clips], ids)).found in WRONG_ROWS:
-        problems.append(WRONG_ROWS[timing.found])
+        wrong = WRONG_ROWS[timing.found]
+        if isinstance(vocabulary, VectorActions):
+            notes.append(f"right if actions are forces, which move things a frame later; or {wrong}")
+        else:
+            problems.append(wrong)
     uses = {name: _use(name, clips) for name in vocabulary.names}
     never = [name for name, use in uses.items() if not use.frames]
     rarely = [name for name, use in uses.items() if 0 < use.share < RARE_SHARE]
