@@ -109,6 +109,28 @@ def test_images_are_those_of_the_generator(nodes, images, strategy, k, name):
     assert pixels(made).equal(torch.stack(expected))
 
 
+@pytest.mark.parametrize("strategy", ["diagonal", "raster", "exact"])
+def test_an_image_is_shown_while_it_comes_and_grey_where_it_is_not_written(nodes, images, strategy):
+    (model,) = run(nodes["DiagdLoadModel"], model=images, dtype="float32")
+    settings = {"text": "left", "count": 2, "strategy": strategy, "seed": 5}
+    (made,) = run(nodes["DiagdGenerateImages"], model=model, previews=3, **settings)
+    (bar,) = bars
+    *previews, whole = [torch.tensor(np.array(shown[1])) for _, shown in bar.shown if shown]
+    assert 1 < len(previews) <= 3
+    assert whole.equal(pixels(made[0]))
+    grey = [int((preview == 128).all(-1).sum()) for preview in previews]
+    side = model.tokenizer.compression
+    assert grey == sorted(grey, reverse=True)
+    assert grey[0] >= side**2
+    written = (previews[0][::side, ::side] != 128).any(-1)
+    assert written[0, 0]
+    assert not written[-1, -1]
+    run(nodes["DiagdGenerateImages"], model=model, previews=0, **settings)
+    assert [bool(shown) for _, shown in bars[-1].shown] == [False] * (len(bars[-1].shown) - 1) + [
+        True
+    ]
+
+
 @pytest.mark.parametrize("context", [0, 2])
 def test_a_clip_is_continued_as_by_the_generator_and_shown_while_it_comes(nodes, world, context):
     (model,) = run(nodes["DiagdLoadModel"], model=world, dtype="float32")
@@ -142,7 +164,8 @@ def test_a_bar_that_interrupts_ends_a_node_and_the_model_goes_on(nodes, images, 
         with pytest.raises(ZeroDivisionError):
             run(nodes["DiagdGenerateImages"], model=model, text="left")
     run(nodes["DiagdGenerateImages"], model=model, text="left")
-    assert [value for value, _ in bars[-1].shown] == list(range(1, bars[-1].total + 1))
+    steps = range(1, bars[-1].total + 1)
+    assert [value for value, _ in bars[-1].shown] == [*steps, steps[-1]]
 
 
 def test_what_does_not_fit_is_refused_in_a_line(nodes, images, world):
