@@ -19,7 +19,7 @@ from tests.backends.conformance import (
 )
 from tests.backends.recomputing import Recomputing
 from tests.backends.webgpu.adapter import on_device, on_webgpu
-from tests.models.tiny import KINDS, tiny_model
+from tests.models.tiny import tiny_model
 
 # inductor's own; the second on GPUs that could multiply float32 in 19 bits, which we do not ask for
 pytestmark = [
