@@ -42,8 +42,8 @@ class Options:
 
     out: Path = Path("mammoth_stage.json")
     model: str = "mammothmoda2-dev"  # preset
-    layers: int = 12  # of the preset's, half of them with a second MLP
-    dtypes: tuple[NativeDType, ...] = ("bfloat16", "int8")  # of our kernels
+    layers: int = 8  # of the preset's, half of them with a second MLP
+    dtypes: tuple[NativeDType, ...] = ("int8",)  # of our kernels
     sample_rows: int = 1  # by raster order
     threads: int = 2
 
