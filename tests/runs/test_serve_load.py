@@ -2,6 +2,7 @@ import importlib
 
 import pytest
 import torch
+import tyro
 
 from diagd.pipeline.generator import VideoGenerator
 from runs.serve_load import NAMES, play, quantiles, write_images
