@@ -169,9 +169,10 @@ class ContinueClip:
         for note in prompt.notes:
             logger.warning(note)
         count = model.num_grids(num_frames)
+        said: str | list[str] | None = actions.strip() or None
         if codec is not None:
-            actions = as_actions(actions.strip() or idle_action(codec), codec, count)
-        ids = model.action_ids(actions or None, count, "generated frame")
+            said = as_actions(said or idle_action(codec), codec, count)
+        ids = model.action_ids(said, count, "generated frame")
         chosen = parse_strategy(STRATEGIES[strategy].format(k))
         progress, written = Progress(model, chosen, count), list[Tensor]()
         engine = model.start(prompt, seed=seed)
@@ -182,7 +183,8 @@ class ContinueClip:
             progress(engine.batch.num_steps, pictures[-1][-1])
         if model.tokenizer.temporal_compression > 1:  # painted behind the first of all
             _, before = model.prompt(prompt.frames, prompt.context_actions)
-            pictures = [model.paint(before, torch.cat(written), num_frames)]
+            whole = model.tokenizer.decode_after(before, torch.cat(written))
+            pictures = [whole[-num_frames:].cpu()]
         return _image(torch.cat(pictures)), prompt.fps
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,8 +14,18 @@ import torch
 
 import diagd
 from diagd.families.checkpoints import write_defaults
-from diagd.families.defaults import image_defaults
-from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames, write_scenes, write_world
+from diagd.families.cosmos import CosmosTokenizer
+from diagd.families.defaults import GenerationDefaults, image_defaults
+from tests.families.cosmos.scripts import write_scripts
+from tests.worlds import (
+    HEIGHT_PX,
+    WIDTH_PX,
+    model_config,
+    random_model,
+    smooth_frames,
+    write_scenes,
+    write_world,
+)
 
 FOLDER = Path(__file__).parents[2] / "integrations/comfyui"
 WIDGETS = {"STRING": str, "INT": int, "FLOAT": float}
@@ -155,6 +166,18 @@ def test_a_clip_may_begin_where_the_world_does_and_idle(nodes, world):
     opening = Path(world) / "prompt.mp4"
     expected = model.generate(opening, ["none"] * 2, seed=3).frames
     assert off_by(pixels(frames), expected) <= 1
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_frames_that_a_tokenizer_joins_are_painted_behind_the_clip(nodes, tmp_path):
+    config = replace(model_config(0, 2, 3), vocab_size=64000, image_vocab_size=64000)
+    tokenizer = CosmosTokenizer.from_jit(write_scripts(tmp_path))
+    defaults = GenerationDefaults(context_frames=9, num_frames=8)
+    model = diagd.VideoGenerator(random_model(config), config, tokenizer, None, defaults)
+    clip = smooth_frames(9, 32, 48)
+    given = {"num_frames": 8, "context_frames": 0, "strategy": "diagonal", "k": 1, "seed": 3}
+    continued = nodes["DiagdContinueClip"]().generate(model, "", frames=clip / 255, **given)
+    assert pixels(continued[0]).equal(model.generate(clip, num_frames=8, seed=3).frames)
 
 
 def test_a_bar_that_interrupts_ends_a_node_and_the_model_goes_on(nodes, images, monkeypatch):
