@@ -503,7 +503,7 @@ def test_a_record_of_which_a_field_stands_elsewhere_is_refused():
     library.records.restype = ctypes.c_char_p
     boundary.check_records(said := library.records(), boundary.RECORDS)
     with pytest.raises(OSError, match="another record Space"):
-        boundary.check_records(said.replace(b"48,0,8,16", b"48,0,4,16"), boundary.RECORDS)
+        boundary.check_records(said.replace(b"\n48,0,8,16", b"\n48,0,4,16"), boundary.RECORDS)
 
 
 @pytest.mark.parametrize(
