@@ -76,7 +76,7 @@ class Captured(ModelWrapper[Behind]):
 
     def make_step(self, step: Step) -> StepFunction:
         graphs, kind = self._graphs[step.buffers], step.kind
-        whole = partial(run_step, self.model, step)
+        whole = self.model.make_step(step) or partial(run_step, self.model, step)
 
         def run(lanes: Tensor, num_slots: int, first: int = 0) -> None:
             given = kind, whole, lanes, num_slots, first, self.compiled

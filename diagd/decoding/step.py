@@ -46,10 +46,10 @@ def run_step(model: CausalModel, step: Step, lanes: Tensor, num_slots: int, firs
     fed = tokens.gather(1, lane.inputs).clamp_(min=0)
     told = {} if lane.coordinates is None else {"coordinates": lane.coordinates}
     logits = model.forward(fed, lane.positions, lane.slots, seen, memory.cache, 0, first, **told)
-    tokens.scatter_(1, lane.outputs, _draw(model, step, lane, logits, first))
+    tokens.scatter_(1, lane.outputs, draw(model, step, lane, logits, first))
 
 
-def _draw(model: CausalModel, step: Step, lane: Lanes, logits: Tensor, first: int) -> Tensor:
+def draw(model: CausalModel, step: Step, lane: Lanes, logits: Tensor, first: int) -> Tensor:
     """Return the ids (S', L) sampled by sequences, each with its own options."""
     drawn: list[Tensor] = []  # torch.compile does not support `list[Tensor]()`
     begin, end, start = first, first + len(logits), 0
@@ -62,8 +62,8 @@ def _draw(model: CausalModel, step: Step, lane: Lanes, logits: Tensor, first: in
         # a generator would be kept by torch.compile, with everything it reads
         frames, rows, columns = lane.frames[own], lane.rows[own], lane.columns[own]
         places = frames[::stride], rows[::stride], columns[::stride]
-        draw = Draw(drawing.sampling, drawing.ranges, seeds, *places)
-        ids = model.sample(steered(logits[own], drawing.scales), draw)
+        how = Draw(drawing.sampling, drawing.ranges, seeds, *places)
+        ids = model.sample(steered(logits[own], drawing.scales), how)
         drawn.append(ids.repeat_interleave(stride, 0) if stride > 1 else ids)
     return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
 
