@@ -121,26 +121,24 @@ def _do_with_ray(
 
 
 def start_ray(address: str | None) -> Any:
-    """Import Ray, and start it here or join a cluster; `stop_ray` ends it."""
+    """Import Ray, and start it here or join a cluster; `ray.shutdown` ends it."""
     if address is None:  # Ray's processes listen on the network: require a token
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         os.environ["RAY_AUTH_MODE"] = "token"
     import ray  # slow to import, and one process does not need it
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(
-        address=address,
-        include_dashboard=False if address is None else None,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
+    try:
+        ray.init(
+            address=address,
+            include_dashboard=False if address is None else None,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except ConnectionError as error:  # also: the token that the cluster asks for is missing
+        why = f"{shorten(str(error))} (RAY_AUTH_MODE=token if it asks for a token)"
+        raise ValueError(f"cannot join a Ray cluster at {address}: {why}") from None
     return ray
-
-
-def stop_ray() -> None:
-    import ray
-
-    ray.shutdown()
 
 
 def check_resources(
