@@ -3,7 +3,7 @@
 import ctypes
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -16,7 +16,7 @@ from diagd.backends.native.library import load_library
 from diagd.backends.native.model import NativeModel
 from diagd.decoding.generate_tokens import synchronized_time
 from diagd.decoding.model import CausalModel, ModelWrapper, Step, StepFunction
-from diagd.decoding.step import run_step
+from diagd.decoding.step import run_steps
 from diagd.models.config import ModelConfig
 
 _STREAM_NUMBERS = 2**28  # float32: 1 GiB, larger than any cache
@@ -141,9 +141,10 @@ class Stopwatch(ModelWrapper[CausalModel]):
     def make_step(self, step: Step) -> StepFunction:
         """Time the model's own step; or its parts, if the model does not time them itself."""
         fused = None if self._by_part else self.model.make_step(step)
-        run = fused or partial(run_step, self if self._by_part else self.model, step)
+        run = fused or partial(run_steps, self if self._by_part else self.model, step)
 
-        def timed(lanes: Tensor, num_slots: int, first: int = 0) -> None:
+        def timed(steps: Sequence[Tensor], num_slots: int, first: int = 0) -> None:
+            (lanes,) = steps
             self._num_seen += 1
             if (self._num_seen - self._stride // 2 - 1) % self._stride:
                 return
@@ -151,7 +152,7 @@ class Stopwatch(ModelWrapper[CausalModel]):
             counters = self._counters
             before = None if counters is None else counters.clone()
             started = self._now()
-            run(lanes, num_slots, first)
+            run(steps, num_slots, first)
             self._moments.append((started, self._now()))
             self._times.lanes.append(lanes.shape[2])
             self._times.slots.append(num_slots)

@@ -4,6 +4,7 @@ A lane is one token fed in one forward pass: its position, and what is predicted
 that fuse, compile or capture steps write the same tokens.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -47,6 +48,14 @@ def run_step(model: CausalModel, step: Step, lanes: Tensor, num_slots: int, firs
     told = {} if lane.coordinates is None else {"coordinates": lane.coordinates}
     logits = model.forward(fed, lane.positions, lane.slots, seen, memory.cache, 0, first, **told)
     tokens.scatter_(1, lane.outputs, draw(model, step, lane, logits, first))
+
+
+def run_steps(
+    model: CausalModel, step: Step, steps: Sequence[Tensor], num_slots: int, first: int = 0
+) -> None:
+    """Run steps one by one (see `StepFunction`)."""
+    for lanes in steps:
+        run_step(model, step, lanes, num_slots, first)
 
 
 def draw(model: CausalModel, step: Step, lane: Lanes, logits: Tensor, first: int) -> Tensor:

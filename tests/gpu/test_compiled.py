@@ -129,7 +129,7 @@ def test_the_same_steps_captured_as_they_are_have_graphs_of_their_own(compiler):
     plain = prepare_for(small(), "cuda")
     compiled = Captured(plain.model, compiled=True)
     for model, num_captures, num_compiled in (
-        (plain, 1, 0),
+        (plain, 2, 0),  # a step, and the steps of a frame
         (compiled, 1, 1),
         (plain, 0, 1),
         (compiled, 0, 1),
@@ -138,7 +138,7 @@ def test_the_same_steps_captured_as_they_are_have_graphs_of_their_own(compiler):
         stats = decode(model, CASE, "k=1", SAMPLINGS["sampled"], "cuda").stats
         assert compiler.machine.num_captures - before == num_captures
         assert compiler.num_compiled == num_compiled
-        assert (stats.capture_seconds > 0) == num_captures
+        assert (stats.capture_seconds > 0) == (num_captures > 0)
 
 
 def test_a_dropped_model_drops_its_memory_at_once(no_collection, compiler):

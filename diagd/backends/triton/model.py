@@ -6,11 +6,10 @@ Triton compiles them on their first call, for the GPU in use.
 import copy
 import importlib
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,9 +68,7 @@ def check_kernels(
         raise OSError(f"Triton kernels do not run here ({reason})") from None
 
 
-def _check_steps(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, int8: bool
-) -> None:
+def _check_steps(config: ModelConfig, dtype: torch.dtype, device: torch.device, int8: bool) -> None:
     """Run steps in unordered slots, some unwritten, in float64 and by both kinds of kernels."""
     ids = min(config.vocab_size, CHECKED_IDS)
     slides = {"sliding_layers": (0,)} if config.sliding_layers else {}
@@ -111,9 +108,19 @@ def _one_step(model: "Transformer | TritonModel", lanes: int) -> Tensor:
     unwritten = whole(0, 5, 2, num_slots) == 0
     held[unwritten], fed_at[unwritten] = -1, NEVER
     positions, steps = whole(0, num_slots, 2, lanes), whole(0, 9, 2, lanes)
-    slots = torch.stack([order[torch.randperm(num_slots, generator=generator)[:lanes]] for order in orders])
+    slots = torch.stack(
+        [order[torch.randperm(num_slots, generator=generator)[:lanes]] for order in orders]
+    )
     seen = Seen(positions, steps, held, fed_at)
-    given = whole(0, config.vocab_size, 2, lanes), positions, slots.to(model.device), seen, cache, 0, 1
+    given = (
+        whole(0, config.vocab_size, 2, lanes),
+        positions,
+        slots.to(model.device),
+        seen,
+        cache,
+        0,
+        1,
+    )
     logits = model.forward(*given)
     return torch.cat([part.flatten().double() for part in (logits, *cache.keys, *cache.values)])
 
@@ -153,7 +160,11 @@ class TritonModel(ModelWrapper[Transformer]):
             return None
         return partial(self._take, step)
 
-    def _take(self, step: Step, lanes: Tensor, num_slots: int, first: int = 0) -> None:
+    def _take(self, step: Step, steps: Sequence[Tensor], num_slots: int, first: int = 0) -> None:
+        for lanes in steps:
+            self._take_one(step, lanes, num_slots, first)
+
+    def _take_one(self, step: Step, lanes: Tensor, num_slots: int, first: int) -> None:
         lane, memory, reach = Lanes.of(lanes), step.buffers, whole_blocks(num_slots, BLOCK)
         own = slice(first, first + lanes.shape[1])
         tokens, held, fed_at = memory.tokens[own], memory.held[own], memory.fed_at[own]
