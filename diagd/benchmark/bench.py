@@ -161,10 +161,13 @@ def time_rows(rows: list[Row], repeats: int) -> None:
                 name = " ".join(filter(None, (row.dtype, row.backend, row.strategy)))
                 job.describe(f"{'timing' if turn else 'warming up'} {name}")
                 run = row.run()
-                row.runs.append(run)
                 if not turn:
+                    if run.capture_seconds:  # steps that follow each other again are one graph
+                        seconds = run.capture_seconds + row.run().capture_seconds
+                        run = run._replace(capture_seconds=seconds)
                     pace = f"{run.tokens.shape[1] / run.seconds:.3g} frames/s"
                     console.print(f"{name} after {row.context_frames}: {pace} in its first run")
+                row.runs.append(run)
                 job.advance()
 
 

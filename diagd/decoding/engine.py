@@ -14,14 +14,14 @@ the prefix and the newest frames are prefilled again from slot 0 instead.
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from diagd.decoding.model import Buffers, CausalModel, Drawing, Step, StepFunction, check_ids
+from diagd.decoding.model import Buffers, CausalModel, Drawing, check_ids
 from diagd.decoding.sampling import UNDRAWN, ValidRanges
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import (
@@ -33,7 +33,7 @@ from diagd.decoding.schedule import (
     SequenceLayout,
     make_plan,
 )
-from diagd.decoding.step import Lanes, run_steps
+from diagd.decoding.step import Lanes, StepQueue, side_by_side
 from diagd.decoding.visibility import NEVER, Rule, Seen, raster_rule
 from diagd.threads import follow_free_cores
 
@@ -74,14 +74,13 @@ class Batch:
         rule: Rule = raster_rule,
     ) -> None:
         self.model, self.rule, self.num_sequences = model, rule, num_sequences
-        self._buffers: Buffers = model.make_buffers(num_sequences, num_slots, context)
-        self.scratch, self.device = self._buffers.held.shape[1] - 1, self._buffers.held.device
+        buffers = model.make_buffers(num_sequences, num_slots, context)
+        self.scratch, self.device = buffers.held.shape[1] - 1, buffers.held.device
+        self._steps = StepQueue(model, buffers, rule)
         # weak references, as streams hold the batch: a dropped stream is closed
         self._streams: list[weakref.ref[Stream]] = []
         self._busy: list[Stream] = []  # streams that read or write
         self.num_steps = 0
-        self._run: StepFunction | None = None
-        self._waiting: list[tuple[Tensor, int, int]] = []  # arguments of `_run`, lanes of one step
         blank = torch.zeros(8, 1, 1, dtype=torch.int64, device=self.device)
         turned = model.coordinates(blank[0])
         self._blank = blank if turned is None else torch.cat([blank, turned])
@@ -92,8 +91,7 @@ class Batch:
     @property
     def buffers(self) -> Buffers:
         """The memory, once all steps so far have run (on a GPU: are in its queue)."""
-        self._run_waiting()
-        return self._buffers
+        return self._steps.buffers
 
     @property
     def streams(self) -> "list[Stream]":
@@ -152,57 +150,18 @@ class Batch:
 
     def renew_step(self) -> None:
         """Rebuild the step after sampling options have changed."""
-        self._run_waiting()
-        self._run = None
+        self._steps.draw_by(self._drawings())
 
     def run(self, asking: Sequence[tuple["Stream", NextStep]]) -> None:
         """Run steps of different streams in one forward pass, and write the sampled tokens.
 
-        It may wait for those after it, until `buffers` are read: then a model runs them all at
-        once.
+        It may wait for those after it, until `buffers` are read: see `StepQueue`.
         """
         first, lanes = asking[0][0].first, asking[0][1].lanes
         if len(asking) > 1:
-            lanes = self._side_by_side(first, asking)
+            lanes = side_by_side([(one.first, step.lanes) for one, step in asking], self._blank)
         num_slots = min(max(step.end for _, step in asking), self.scratch)
-        if self._waiting:
-            before, _, since = self._waiting[-1]
-            if (since, before.shape[1]) != (first, lanes.shape[1]):
-                self._run_waiting()
-        self._waiting.append((lanes, num_slots, first))
-        if len(self._waiting) >= self.model.steps_at_once:
-            self._run_waiting()
-
-    def _run_waiting(self) -> None:
-        if not self._waiting:
-            return
-        (*_, first), steps = self._waiting[0], [lanes for lanes, _, _ in self._waiting]
-        num_slots = max(reach for _, reach, _ in self._waiting)
-        self._waiting = []
-        if self._run is None:
-            step = Step(self._buffers, self._drawings(), self.rule)
-            run = self.model.make_step(step) or partial(run_steps, self.model, step)
-            self._run = torch.inference_mode()(run)
-        self._follow_free_cores()
-        self._run(steps, num_slots, first)
-
-    def _follow_free_cores(self) -> None:
-        if not self.model.replays:  # compiled for a number of threads, or on a GPU
-            follow_free_cores()
-
-    def _side_by_side(self, first: int, asking: Sequence[tuple["Stream", NextStep]]) -> Tensor:
-        """Pad the lanes of steps to one width, also those of idle sequences between them."""
-        width = max(step.lanes.shape[2] for _, step in asking)
-        parts, end = list[Tensor](), first
-        for stream, (lanes, *_) in asking:
-            if stream.first > end:
-                parts.append(self._blank.expand(-1, stream.first - end, width))
-            if (missing := width - lanes.shape[2]) > 0:
-                blank = self._blank.expand(-1, lanes.shape[1], missing)
-                lanes = torch.cat([lanes, blank], 2)
-            parts.append(lanes)
-            end = stream.first + lanes.shape[1]
-        return torch.cat(parts, 1)
+        self._steps.add(lanes, num_slots, first)
 
     def _drawings(self) -> tuple[Drawing, ...]:
         """List how sequences are sampled; a free one like the one before it, without guidance."""
@@ -242,7 +201,8 @@ class Batch:
     @torch.inference_mode()
     def _read(self, reading: Sequence["Stream"]) -> None:
         """Feed a piece of each prompt to the cache, causally; neighbours in one forward pass."""
-        self._follow_free_cores()
+        if not self.model.replays:
+            follow_free_cores()
         memory, device = self.buffers, self.device
         max_lanes = PREFILL_LANES.get(device.type, PREFILL_LANES["cuda"])
         runs = list[list[Stream]]()

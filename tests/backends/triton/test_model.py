@@ -13,7 +13,9 @@ from tests.models.tiny import tiny_model
 from diagd.backends.triton import attention  # isort: skip
 
 BACKEND = UnderTest(
-    lambda plain: TritonModel(merge_linears(plain, pack=False)), ("llama", "wham"), device=DEVICE.type
+    lambda plain: TritonModel(merge_linears(plain, pack=False)),
+    ("llama", "wham"),
+    device=DEVICE.type,
 )
 ELSEWHERE = (  # thousands of draws, which `test_sampling.py` has a few of
     conformance.it_draws_what_the_sampler_draws,
