@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from diagd.console import progress
-from diagd.data.actions import ActionVocabulary
 from diagd.families.checkpoints import CONFIG_FILE, save_model
 from diagd.files import (
     append_line,
@@ -273,7 +272,7 @@ class TrainingRun:
         weights: Any = self.accelerator.get_state_dict(self.model)  # gathered if it is sharded
         if self.accelerator.is_main_process:
             save_model(self.accelerator.unwrap_model(self.model), self.options.out, weights)
-            ActionVocabulary(self.clips.action_names).save(self.options.out / "actions.json")
+            self.clips.codec.save(self.options.out / "actions.json")
             plot_loss(self.options.out)
 
     def _save_state(self) -> None:
