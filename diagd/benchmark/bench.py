@@ -380,7 +380,9 @@ def main(options: BenchOptions) -> dict[str, Any]:
     given_alone = config.num_action_tokens or config.prefix_length
     if held == 1 and given_alone and set(counts) == {1}:
         counts = (0,)  # an image, which follows from its action or its text alone
-    inputs = [_inputs(options, config, grid, device, count) for count in dict.fromkeys(counts)]
+    inputs = [
+        draw_inputs(options.seed, config, grid, device, count) for count in dict.fromkeys(counts)
+    ]
     load = partial(load_model, options.model, device=device)
     if options.model in PRESETS or options.random_weights:
         load = partial(Transformer.random, config, options.seed, device)
@@ -420,11 +422,11 @@ def main(options: BenchOptions) -> dict[str, Any]:
     return document
 
 
-def _inputs(
-    options: BenchOptions, config: ModelConfig, grid: TokenGrid, device: torch.device, count: int
+def draw_inputs(
+    seed: int, config: ModelConfig, grid: TokenGrid, device: torch.device, count: int
 ) -> Inputs:
     """Draw a random prompt of prefix and `count` frames, actions, and text states if needed."""
-    generator, num_actions = torch.Generator().manual_seed(options.seed), config.num_action_tokens
+    generator, num_actions = torch.Generator().manual_seed(seed), config.num_action_tokens
     image_ids = 0, config.image_vocab_size
     other_ids = min(config.image_vocab_size, config.vocab_size - 1), config.vocab_size
 
