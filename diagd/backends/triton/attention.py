@@ -168,11 +168,11 @@ def attend_part(
         total, weighted = tl.zeros_like(total), tl.zeros_like(weighted)
         for first in range(0, num_parts, AT_ONCE):
             for offset in tl.static_range(AT_ONCE):
-                at = where + first + offset
+                one = where + first + offset
                 some = first + offset < ends
-                share = tl.exp2(tl.load(tops + at, some, float("-inf")) - level)
-                total += tl.load(totals + at, some, 0.0) * share
-                own = sums + at[:, None] * SIZE + places[None, :]
+                share = tl.exp2(tl.load(tops + one, some, float("-inf")) - level)
+                total += tl.load(totals + one, some, 0.0) * share
+                own = sums + one[:, None] * SIZE + places[None, :]
                 weighted += tl.load(own, some[:, None] & within, 0.0) * share[:, None]
         joined = weighted / tl.where(total == 0, 1.0, total)[:, None]
         own = out + row[:, None] * SIZE + places[None, :]
