@@ -24,7 +24,7 @@ from diagd.decoding.visibility import Seen
 NUM_PROGRAMS = 256  # enough for the 108 to 142 multiprocessors of the GPUs we know
 MIN_PART = 128  # slots; shorter parts do not pay for joining
 MAX_PARTS = 32  # that one program joins
-AT_ONCE: tl.constexpr = tl.constexpr(4)  # parts that it reads while it waits for none
+AT_ONCE: tl.constexpr = tl.constexpr(8192)  # numbers of parts that it reads at once
 LOG2_E = 1.4426950408889634
 
 
@@ -37,9 +37,10 @@ def tiling_of(num_rows: int, head_size: int, dtype: torch.dtype) -> Tiling:
     """Choose the tiles for `num_rows` rows (query heads that share a key head x lanes)."""
     if dtype == torch.float32:  # without tensor cores: a whole product is in registers
         return Tiling(16, 16)
+    keys = 64 if head_size % 16 == 0 else 32  # numbers of odd sizes have addresses of their own
     if num_rows <= 16 or head_size > 128:
-        return Tiling(16, 64)
-    return Tiling(32, 64) if num_rows <= 32 else Tiling(64, 32)
+        return Tiling(16, keys)
+    return Tiling(32, keys) if num_rows <= 32 else Tiling(64, 32)
 
 
 def part_size(num_slots: int, num_tiles: int, keys: int) -> int:
@@ -166,13 +167,14 @@ def attend_part(
         level = tl.where(top == float("-inf"), 0.0, top)
         ends = tl.where(alive, num_parts, 0)
         total, weighted = tl.zeros_like(total), tl.zeros_like(weighted)
-        for first in range(0, num_parts, AT_ONCE):
-            for offset in tl.static_range(AT_ONCE):
-                at = where + first + offset
+        COUNT: tl.constexpr = max(1, AT_ONCE // (ROWS * WIDTH))
+        for first in range(0, num_parts, COUNT):
+            for offset in tl.static_range(COUNT):
+                one = where + first + offset
                 some = first + offset < ends
-                share = tl.exp2(tl.load(tops + at, some, float("-inf")) - level)
-                total += tl.load(totals + at, some, 0.0) * share
-                own = sums + at[:, None] * SIZE + places[None, :]
+                share = tl.exp2(tl.load(tops + one, some, float("-inf")) - level)
+                total += tl.load(totals + one, some, 0.0) * share
+                own = sums + one[:, None] * SIZE + places[None, :]
                 weighted += tl.load(own, some[:, None] & within, 0.0) * share[:, None]
         joined = weighted / tl.where(total == 0, 1.0, total)[:, None]
         own = out + row[:, None] * SIZE + places[None, :]
@@ -241,7 +243,7 @@ def attend_slots(
         ROWS=tiling.rows,
         KEYS=tiling.keys,
         DEPENDENT=dependent,
-        num_warps=4,
+        num_warps=8 if tiling.rows * width >= 8192 else 4,  # whose registers hold the sums
         num_stages=2,
         enable_fp_fusion=True,
         **launch_settings(dependent),

@@ -3,6 +3,8 @@
 # Triton is optional: without it, nothing imports this module, and it cannot be type-checked.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -12,7 +14,26 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from diagd.backends.triton.launching import launch_settings
 from diagd.models.rotary import Rotary
 
+QUARTER: tl.constexpr = tl.constexpr(math.pi / 2)
 _STRIDES = ["token_stride", "input_stride", "place_stride", "axis_stride", "turn_stride"]
+
+
+@triton.jit
+def _cosine_and_sine(angle):
+    """Return those of float64 angles in float32, by series within an eighth of a turn.
+
+    The library's functions keep tables for large angles on a stack.
+    """
+    quarters = tl.floor(angle * (1 / QUARTER) + 0.5)
+    x = tl.fma(quarters, -QUARTER, angle).to(tl.float32)
+    y = x * x
+    cosine = 1 + y * (-1 / 2 + y * (1 / 24 + y * (-1 / 720 + y * (1 / 40320))))
+    sine = x + x * y * (-1 / 6 + y * (1 / 120 + y * (-1 / 5040 + y * (1 / 362880))))
+    quarter = quarters.to(tl.int64) & 3
+    is_odd = (quarter & 1) == 1
+    across, along = tl.where(is_odd, cosine, sine), tl.where(is_odd, sine, cosine)
+    is_left = (quarter == 1) | (quarter == 2)
+    return tl.where(is_left, -along, along), tl.where(quarter >= 2, -across, across)
 
 
 @triton.jit(
@@ -81,7 +102,7 @@ def read_lane(
         whole = coordinate // length * length
         near = (coordinate - whole).to(tl.float32) * frequency.to(tl.float32)
         angle = whole.to(tl.float64) * frequency + near.to(tl.float64)
-        cosine, sine = tl.cos(angle).to(tl.float32), tl.sin(angle).to(tl.float32)
+        cosine, sine = _cosine_and_sine(angle)
         if PLACED:  # a head turns in a row only, and is zero elsewhere
             is_placed = tl.load(own + axis_stride) >= 0
             cosine, sine = tl.where(is_placed, cosine, 0.0), tl.where(is_placed, sine, 0.0)

@@ -60,7 +60,7 @@ def check_kernels(
     try:
         with torch.inference_mode():
             _check_steps(config, dtype, device, int8)
-        check_draws(_sampler(), min(config.vocab_size, 5000), dtype, device)
+        check_draws(make_sampler(), min(config.vocab_size, 5000), dtype, device)
     except ValueError as error:
         raise OSError(f"Triton kernels failed their test ({error})") from None
     except (triton.TritonError, RuntimeError, subprocess.CalledProcessError) as error:
@@ -125,7 +125,7 @@ def _one_step(model: "Transformer | TritonModel", lanes: int) -> Tensor:
     return torch.cat([part.flatten().double() for part in (logits, *cache.keys, *cache.values)])
 
 
-def _sampler() -> Callable[[Tensor, Draw], Tensor]:
+def make_sampler() -> Callable[[Tensor, Draw], Tensor]:
     draw = importlib.import_module("diagd.backends.triton.sampling").draw
 
     def sample(logits: Tensor, how: Draw) -> Tensor:
@@ -148,7 +148,7 @@ class TritonModel(ModelWrapper[Transformer]):
     def __init__(self, model: Transformer, dependent: bool | None = None) -> None:
         super().__init__(model)
         layers = importlib.import_module("diagd.backends.triton.layers")
-        self.layers, self._sample = layers.Layers(model, dependent), _sampler()
+        self.layers, self._sample = layers.Layers(model, dependent), make_sampler()
 
     @property
     def config(self) -> ModelConfig:

@@ -63,10 +63,11 @@ def tile_of(lanes: int, pairs: int, inner: int, item_size: int, whole: int | Non
     """
     width = lane_tile(lanes, item_size)
     size = whole or (32 if width >= 64 else 16)  # more lanes: more outputs for each reading of x
-    chunk = 256 * 16 // max(width, size) // (4 if item_size == 4 else 1)
+    chunk = min(128, 4096 // max(width, size)) // (4 if item_size == 4 else 1)
     chunk = min(max(16, chunk), max(16, triton.next_power_of_2(inner)))
     programs = triton.cdiv(pairs, size) * triton.cdiv(lanes, width)
-    return Tile(size, width, chunk, splits_of(programs, inner))
+    warps = 8 if size * width >= 4096 else 4  # whose registers hold the products
+    return Tile(size, width, chunk, splits_of(programs, inner), warps)
 
 
 def candidates(tile: Tile) -> list[Tile]:
