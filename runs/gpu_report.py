@@ -58,11 +58,12 @@ ROWS: dict[Rows, str] = {  # of `diagd bench`, beside raster
     "compiled-graph": "--backend compiled-graph --row-lag 1 --dtype auto",
 }
 # of `runs.players`: many at once, guided images, the first stage of hybrid models
-_SAMPLE = "--steps 200 --repeats 1 --strategies raster k=1 k=2 --sequences 1"
+_IMAGE = "--frames 1 --context-frames 0 --repeats 1"
+_SAMPLE = f"{_IMAGE} --steps 200 --strategies raster k=1 k=2 --sequences 1"
 SHARED: dict[str, str] = {
     "players of mc-ar-300m": "--model mc-ar-300m --sequences 1 8 32 64",
     "players of doom": "--model mc-ar-doom --sequences 1 8 32 64",
-    "janus-pro-1b, guided": "--model janus-pro-1b --guidance 5 --sequences 1 16 --repeats 1",
+    "janus-pro-1b, guided": f"--model janus-pro-1b --guidance 5 --sequences 1 16 {_IMAGE}",
     "emu3, guided": f"--model emu3 --guidance 3 {_SAMPLE}",
     "stage of glm-image-9b": f"--model glm-image-9b {_SAMPLE}",
     "stage of emu3.5": f"--model emu3.5 --guidance 5 {_SAMPLE}",

@@ -4,8 +4,8 @@ Each count of sequences is decoded by each strategy, all in the same steps; a st
 with real weights. Prints one JSON document; nothing else should run.
 
     python -m runs.players --model mc-ar-300m --device cuda --sequences 1 8 32 64
-    python -m runs.players --model janus-pro-1b --device cuda --guidance 5 --sequences 1 16
-    python -m runs.players --model emu3 --device cuda --guidance 3 --steps 300 --strategies raster
+    python -m runs.players --model janus-pro-1b --frames 1 --context-frames 0 --guidance 5
+    python -m runs.players --model emu3 --frames 1 --context-frames 0 --steps 300 --device cuda
 """
 
 import contextlib
@@ -43,7 +43,8 @@ class Options:
     model: str = "mc-ar-300m"  # preset
     sequences: tuple[int, ...] = (1, 8)  # videos or images at once
     strategies: tuple[str, ...] = ("k=1",)
-    frames: int | None = None  # of each; default: 2 of a world, 1 image
+    frames: int = 2  # of each
+    context_frames: int = 1  # before them; 0: they follow from a text, actions or nothing
     guidance: float | None = None  # scale; each image is then two sequences
     device: str = "cpu"  # cpu, cuda or cuda:1
     dtype: DTypeChoice = "auto"
@@ -55,10 +56,7 @@ class Options:
 def main(options: Options) -> dict[str, Any]:
     """Time all; returns the document."""
     config, device = PRESETS[options.model], device_of(options.device)
-    is_image = config.frames_held == 1
-    grid = TokenGrid(
-        options.frames or (1 if is_image else 2), config.grid_height, config.grid_width
-    )
+    grid = TokenGrid(options.frames, config.grid_height, config.grid_width)
     strategies = [parse_strategy(name) for name in options.strategies]
     dtype = choose_dtype(options.dtype, device, config)
     model = Transformer.random(config, 0, device, dtype=dtype_of(dtype))
@@ -68,7 +66,7 @@ def main(options: Options) -> dict[str, Any]:
         for count in options.sequences:
             for strategy in strategies:
                 job.describe(f"{count} x {strategy}")
-                row = time_one(options, prepared, strategy, grid, count, 0 if is_image else 1)
+                row = time_one(options, prepared, strategy, grid, count)
                 rows.append({"sequences": count, "strategy": strategy.name, **row})
                 job.advance()
     columns = {
@@ -90,18 +88,18 @@ def time_one(
     strategy: Strategy,
     grid: TokenGrid,
     count: int,
-    context_frames: int,
 ) -> dict[str, Any]:
     """Decode so many sequences by a strategy, some times, in one memory of just their length."""
     config, device = PRESETS[options.model], prepared.device
-    given = draw_inputs(0, config, grid, device, context_frames)
+    given = draw_inputs(0, config, grid, device, options.context_frames)
     prompt = given.prompt
     if not prompt.numel():
         room = config.max_positions - grid.num_tokens - given.actions.numel()
         prompt = prompt.new_zeros(1, min(TEXT_LENGTH, room))
     stopwatch = model = Stopwatch(prepared, False, options.steps)
     if options.guidance is not None:
-        model = GuidedModel(model, prompt, prompt.shape[1], options.guidance)
+        others = prompt if prompt.numel() else given.actions[:, 0]
+        model = GuidedModel(model, others, others.shape[1], options.guidance)
     engine = DecodingEngine(
         model,
         config.frame,
@@ -112,7 +110,7 @@ def time_one(
     )
     seconds, capture_seconds = list[float](), 0.0
     for turn in range(options.repeats + 2):
-        engine.prefill(prompt.expand(count, -1), context_frames)
+        engine.prefill(prompt.expand(count, -1), options.context_frames)
         if strategy.has_schedule:
             stopwatch.begin(strategy.schedule(grid).num_steps)
         started = synchronized_time(device)

@@ -151,4 +151,7 @@ def test_the_doctor_says_what_the_gpu_is(command, gpus):
     outcome = command("doctor", "--device", "cuda", "--seconds", 0, "--json")
     gpu = outcome.document["gpu"]
     assert (gpu["name"], gpu["capability"]) == ("a pretended GPU", "9.0")
+    assert (
+        "backend    cuda-graph" in outcome.err or "starts before the last has ended" in outcome.err
+    )
     assert "gpu        a pretended GPU, 16.0 GiB, 8.0 GiB free; capability 9.0" in outcome.err

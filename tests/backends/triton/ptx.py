@@ -1,1 +1,2 @@
-def loads_around_wait(ptx, names): return {}
+def loads_around_wait(ptx, names):
+    return {}
