@@ -16,15 +16,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from diagd.backends.triton.launching import launch_settings
+from diagd.backends.triton.launching import gdc_launch_dependents, gdc_wait, launch_settings
 from diagd.decoding.visibility import Seen
 
 NUM_PROGRAMS = 256  # enough for the 108 to 142 multiprocessors of the GPUs we know
 MIN_PART = 128  # slots; shorter parts do not pay for joining
 MAX_PARTS = 32  # that one program joins
-AT_ONCE: tl.constexpr = tl.constexpr(8192)  # numbers of parts that it reads at once
+AT_ONCE: tl.constexpr = tl.constexpr(4096)  # numbers of parts that it reads at once
 LOG2_E = 1.4426950408889634
 
 

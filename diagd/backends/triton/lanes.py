@@ -9,9 +9,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from diagd.backends.triton.launching import launch_settings
+from diagd.backends.triton.launching import gdc_launch_dependents, gdc_wait, launch_settings
 from diagd.models.rotary import Rotary
 
 QUARTER: tl.constexpr = tl.constexpr(math.pi / 2)

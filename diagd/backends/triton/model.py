@@ -48,6 +48,8 @@ def why_not(model: Transformer) -> str | None:
         return f"dtype must be float32, bfloat16 or float16, got {model.dtype}"
     if model.config.head_dim > MAX_HEAD_DIM:
         return f"head_dim must be at most {MAX_HEAD_DIM}, got {model.config.head_dim}"
+    if model.config.visual_mlp_layers:
+        return "visual_mlp_layers: our kernels run one MLP a layer"
     return why_not_on(model.device)
 
 

@@ -16,7 +16,8 @@ On GPUs of capability 9.0 and later a kernel starts before the one before it has
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from diagd.backends.triton.launching import gdc_launch_dependents, gdc_wait
 
 PLAIN, RMS, LAYER = (tl.constexpr(kind) for kind in range(3))  # norms
 NONE, SWIGLU, TANH_GELU, EXACT_GELU = (tl.constexpr(kind) for kind in range(4))  # activations

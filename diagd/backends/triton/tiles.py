@@ -35,8 +35,8 @@ class Tile(NamedTuple):
     LANES: int
     CHUNK: int  # inner numbers at once
     SPLITS: int  # programs that share the inner numbers
-    num_warps: int = 4
-    num_stages: int = 3  # chunks on their way
+    num_warps: int
+    num_stages: int  # chunks on their way
 
 
 def lane_tile(lanes: int, item_size: int) -> int:
@@ -63,11 +63,11 @@ def tile_of(lanes: int, pairs: int, inner: int, item_size: int, whole: int | Non
     """
     width = lane_tile(lanes, item_size)
     size = whole or (32 if width >= 64 else 16)  # more lanes: more outputs for each reading of x
-    chunk = min(128, 4096 // max(width, size)) // (4 if item_size == 4 else 1)
-    chunk = min(max(16, chunk), max(16, triton.next_power_of_2(inner)))
+    chunk = min(16 if item_size == 4 else 64, max(16, triton.next_power_of_2(inner)))
     programs = triton.cdiv(pairs, size) * triton.cdiv(lanes, width)
-    warps = 8 if size * width >= 4096 else 4  # whose registers hold the products
-    return Tile(size, width, chunk, splits_of(programs, inner), warps)
+    # the products of a wide tile would fill the registers of 4 warps
+    warps, stages = (8, 3) if size * width >= 2048 else (4, 4)
+    return Tile(size, width, chunk, splits_of(programs, inner), warps, stages)
 
 
 def candidates(tile: Tile) -> list[Tile]:
@@ -75,8 +75,8 @@ def candidates(tile: Tile) -> list[Tile]:
     found = [tile]
     for splits in (tile.SPLITS // 2, tile.SPLITS * 2):
         found += [tile._replace(SPLITS=splits)] * (1 <= splits <= MAX_SPLITS)
-    found += [tile._replace(CHUNK=tile.CHUNK // 2, num_stages=4)] * (tile.CHUNK >= 32)
-    return [*found, tile._replace(num_warps=8), tile._replace(num_stages=4)]
+    found += [tile._replace(CHUNK=2 * tile.CHUNK), tile._replace(num_warps=12 - tile.num_warps)]
+    return [*found, tile._replace(num_stages=7 - tile.num_stages)]
 
 
 class Tiles:

@@ -1,7 +1,7 @@
 """Launch a step's kernels, compiled for a GPU that is not there; nothing runs.
 
-    python -m tests.backends.triton.compiling 90     # JSON, a line for each kernel
-    python -m tests.backends.triton.compiling        # JSON, the launches of a step by model
+    python -m tests.backends.triton.compiling 90          # JSON, a line for each kernel
+    python -m tests.backends.triton.compiling launches    # JSON, a line for each model
 
 A step is taken over tensors of true sizes that have no memory (device `meta`). Triton's launch is
 stopped after it has compiled. What a kernel uses is read from the binary by NVIDIA's `cuobjdump`,
@@ -10,13 +10,14 @@ which the Triton wheel brings; what it loads, and when, from its PTX (`ptx.py`).
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
+import itertools
 import json
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ from diagd.decoding.sampling import SamplingOptions, ValidRanges
 from diagd.families.presets import PRESETS
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
-from tests.backends.triton.ptx import loads_around_wait
+from tests.backends.triton.ptx import WAIT, accesses
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 EARLY = 90  # capability from which kernels start before the one before has ended
@@ -49,21 +50,20 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("mc-ar-doom", BF16, (1, 14, 112)),
+    Case("mc-ar-doom", BF16, (14,)),
     Case("mc-ar-300m", BF16, (1, 14, 65, 128)),
-    Case("mc-ar-300m", FP16, (1, 40)),
-    Case("mc-ar-300m", FP32, (1, 14, 65)),
-    Case("mc-ar-300m", BF16, (1, 14, 65, 128), int8=True),
-    Case("wham-1.6b", BF16, (1, 18, 144)),
-    Case("wham-1.6b", BF16, (1, 18), int8=True),
-    Case("cosmos-4b", BF16, (1, 65, 128)),
-    Case("cosmos-4b", BF16, (1, 65), int8=True),
-    Case("cosmos-5b", FP32, (65,)),
-    Case("llamagen-3b", BF16, (2, 24)),
-    Case("chameleon-7b", BF16, (32, 200)),
-    Case("glm-image-9b", BF16, (1, 32, 64)),
-    Case("emu3.5", BF16, (1, 55)),
+    Case("mc-ar-300m", FP16, (40,)),
+    Case("mc-ar-300m", FP32, (14,)),
+    Case("mc-ar-300m", BF16, (1, 65), int8=True),
+    Case("wham-1.6b", BF16, (18, 40)),
+    Case("cosmos-4b", BF16, (65,)),
+    Case("cosmos-4b", BF16, (1,), int8=True),
+    Case("llamagen-3b", BF16, (2,)),
+    Case("chameleon-7b", BF16, (32,)),
+    Case("glm-image-9b", BF16, (1, 32)),
 )
+
+LAUNCHED = "mc-ar-doom", "mc-ar-300m", "wham-1.6b", "cosmos-4b"
 
 
 class Absent:
@@ -88,15 +88,21 @@ class Absent:
 @contextmanager
 def stopped(launch: Callable[..., Any]) -> Iterator[None]:
     """Call a function instead of each launch of a kernel."""
-    own, JITFunction.run = JITFunction.run, launch
+    own, JITFunction.run = JITFunction.run, lambda *given, **settings: launch(*given, **settings)
     try:
         yield
     finally:
         JITFunction.run = own
 
 
-def take_step(config: ModelConfig, case: Case, lanes: int, dependent: bool) -> None:
-    """Take a sampled step of a model that has shapes and no memory."""
+def take_step(
+    config: ModelConfig,
+    case: Case,
+    lanes: int,
+    dependent: bool,
+    mode: AbstractContextManager[Any] = nullcontext(),
+) -> None:
+    """Take a sampled step of a model that has shapes and no memory, in a mode of PyTorch's."""
     with torch.device("meta"), torch.no_grad():
         plain = Transformer(config).to(device="meta", dtype=case.dtype)
         merged = merge_linears(plain, pack=False)
@@ -109,7 +115,8 @@ def take_step(config: ModelConfig, case: Case, lanes: int, dependent: bool) -> N
         packed = torch.zeros(11 if config.on_grid else 8, 1, lanes, dtype=torch.int64)
         run = model.make_step(step)
         assert run is not None
-        run(packed, slots - 1)
+        with mode:
+            run(packed, slots - 1)
 
 
 def usage(kernel: Any) -> dict[str, int]:
@@ -131,16 +138,17 @@ def usage(kernel: Any) -> dict[str, int]:
 def compile_all(capability: int) -> None:
     """Compile every kernel of one layer of CASES for a capability, such as 90."""
     triton.runtime.driver.set_active(Absent(capability))
-    launch, found = JITFunction.run, dict[str, Any]()
+    launch, found = JITFunction.run, set[str]()
 
     def compile_only(self: Any, *arguments: Any, **settings: Any) -> None:
         kernel = launch(self, *arguments, **{**settings, "warmup": True})
-        if kernel.hash not in found:
-            found[kernel.hash] = kernel
-            row = {"case": name, "kernel": kernel.metadata.name, **usage(kernel)}
-            if capability >= EARLY:
-                row["loads"] = loads_around_wait(kernel.asm["ptx"], self.arg_names)
-            print(json.dumps(row), flush=True)
+        if kernel.hash in found:
+            return
+        found.add(kernel.hash)
+        row = {"case": name, "kernel": kernel.metadata.name, **usage(kernel)}
+        if WAIT in kernel.asm["ptx"]:
+            row |= accesses(kernel.asm["ptx"], kernel.src.signature)
+        print(json.dumps(row), flush=True)
 
     with stopped(compile_only):
         for case in CASES:
@@ -150,5 +158,35 @@ def compile_all(capability: int) -> None:
                 take_step(one, case, lanes, capability >= EARLY)
 
 
+class Launches(TorchDispatchMode):
+    """Count what a step launches: our kernels by name, and PyTorch's operators that are no views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        self.counts[f"torch.{name}"] += not (func.is_view or name in NO_LAUNCH)
+        return func(*args, **(kwargs or {}))
+
+    def launch(self, kernel: Any, *_: Any, **__: Any) -> None:
+        """Count one of ours."""
+        self.counts[kernel.__name__] += 1
+
+
+NO_LAUNCH = ("empty", "new_empty", "_unsafe_view", "lift_fresh")  # memory, and no views by name
+
+
+def count_launches() -> None:
+    """Count the launches of whole steps, by name."""
+    for preset, int8 in itertools.product(LAUNCHED, (False, True)):
+        count, case = Launches(), Case(preset, BF16, (14,), int8)
+        with stopped(count.launch):
+            take_step(PRESETS[preset], case, 14, dependent=True, mode=count)
+        counts = {name: number for name, number in count.counts.items() if number}
+        print(json.dumps({"preset": preset, "int8": int8, "launches": counts}))
+
+
 if __name__ == "__main__":
-    compile_all(int(sys.argv[1]))
+    count_launches() if sys.argv[1] == "launches" else compile_all(int(sys.argv[1]))
