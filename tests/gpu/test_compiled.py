@@ -2,8 +2,7 @@
 
 Dynamo traces the steps and AOTAutograd makes graphs of single operations of them, as on CUDA.
 Those operations run on the pretended GPU; what Inductor would fuse them to needs a real one
-(`tests/backends/triton/test_fused.py` compiles it, `tests/backends/test_conformance.py` runs it on
-a CPU).
+(`tests/backends/test_conformance.py` runs it on a CPU).
 """
 
 import importlib

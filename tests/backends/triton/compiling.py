@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
@@ -116,7 +118,7 @@ def take_step(
         run = model.make_step(step)
         assert run is not None
         with mode:
-            run(packed, slots - 1)
+            run([packed], slots - 1)
 
 
 def usage(kernel: Any) -> dict[str, int]:

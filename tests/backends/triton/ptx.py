@@ -1,7 +1,3 @@
-<<<<<<< HEAD
-def loads_around_wait(ptx, names):
-    return {}
-=======
 """What a kernel reads and writes of its arguments before it waits for the kernel before it."""
 
 import re
@@ -73,4 +69,3 @@ def accesses(ptx: str, signature: Any) -> dict[str, dict[str, int]]:
         for name in known[address]:
             counts["before" if number < waits[0] else "after"][f"{kind} {name}"] += 1
     return {when: dict(count) for when, count in counts.items()}
->>>>>>> gpu_tests
