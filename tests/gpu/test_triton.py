@@ -69,7 +69,11 @@ def _launched(request, monkeypatch):
 @simulated
 @pytest.mark.parametrize(
     ("strategy", "sampling"),
-    [("k=1", "greedy"), ("k=2,d=4", "top-p"), ("exact,lanes=8", "sampled")],
+    [
+        ("k=1", "top-p"),
+        pytest.param("k=2,d=4", "greedy", marks=pytest.mark.slow),
+        pytest.param("exact,lanes=8", "sampled", marks=pytest.mark.slow),
+    ],
 )
 def test_captured_steps_write_the_tokens_of_the_cpu(strategy, sampling, gpus):
     options = dataclasses.replace(SAMPLINGS[sampling], valid_range=by_place(CASE))
@@ -83,6 +87,7 @@ def test_captured_steps_write_the_tokens_of_the_cpu(strategy, sampling, gpus):
 
 
 @simulated
+@pytest.mark.slow
 def test_a_stream_goes_on_under_its_window(gpus):
     """Slots are a ring: positions, not slots, say who is earlier."""
     case = dataclasses.replace(CASE, num_frames=3)

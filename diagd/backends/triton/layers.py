@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from diagd.backends.linears import Int8Linear
 from diagd.backends.triton import products
 from diagd.backends.triton.attention import attend_slots
-from diagd.backends.triton.launching import MAX_COUNTERS, launch_settings, starts_early
 from diagd.backends.triton.lanes import read_lanes
+from diagd.backends.triton.launching import MAX_COUNTERS, launch_settings, starts_early
 from diagd.backends.triton.tiles import Tile, Tiles, tile_of
 from diagd.decoding.visibility import Seen
-from diagd.models.attention import HeadNorm, RMSNorm, StaticKVCache, SwiGLU
+from diagd.models.attention import HeadNorm, StaticKVCache, SwiGLU
 from diagd.models.transformer import Block, Transformer
 
 ACTIVATIONS = {"swiglu": products.SWIGLU, "gelu": products.TANH_GELU}
@@ -60,6 +60,7 @@ class Linear(NamedTuple):
     def of(cls, module: Any) -> "Linear":
         scales = module.scales if isinstance(module, Int8Linear) else None
         return cls(module.weight, scales, module.bias)
+
 
 class Layer:
     """The parts of a block, as arguments of our kernels."""

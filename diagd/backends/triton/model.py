@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,9 +70,7 @@ def check_kernels(
         raise OSError(f"Triton kernels do not run here ({reason})") from None
 
 
-def _check_steps(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, int8: bool
-) -> None:
+def _check_steps(config: ModelConfig, dtype: torch.dtype, device: torch.device, int8: bool) -> None:
     """Run steps in unordered slots, some unwritten, in float64 and by both kinds of kernels."""
     ids = min(config.vocab_size, CHECKED_IDS)
     slides = {"sliding_layers": (0,)} if config.sliding_layers else {}
@@ -113,9 +110,19 @@ def _one_step(model: "Transformer | TritonModel", lanes: int) -> Tensor:
     unwritten = whole(0, 5, 2, num_slots) == 0
     held[unwritten], fed_at[unwritten] = -1, NEVER
     positions, steps = whole(0, num_slots, 2, lanes), whole(0, 9, 2, lanes)
-    slots = torch.stack([order[torch.randperm(num_slots, generator=generator)[:lanes]] for order in orders])
+    slots = torch.stack(
+        [order[torch.randperm(num_slots, generator=generator)[:lanes]] for order in orders]
+    )
     seen = Seen(positions, steps, held, fed_at)
-    given = whole(0, config.vocab_size, 2, lanes), positions, slots.to(model.device), seen, cache, 0, 1
+    given = (
+        whole(0, config.vocab_size, 2, lanes),
+        positions,
+        slots.to(model.device),
+        seen,
+        cache,
+        0,
+        1,
+    )
     logits = model.forward(*given)
     return torch.cat([part.flatten().double() for part in (logits, *cache.keys, *cache.values)])
 
@@ -185,7 +192,7 @@ class TritonModel(ModelWrapper[Transformer]):
         inputs = torch.arange(shape[1], device=tokens.device).expand(shape)
         given = positions, slots, seen, cache, first, coordinates
         hidden = self.layers.run(tokens, inputs, *given)
-        kept = keep_lanes(hidden.view(*shape, -1), logits_to_keep)
+        kept = keep_lanes(hidden.view(*shape, -1), logits_to_keep).contiguous()
         return self.layers.logits(kept.flatten(0, 1)).view(*kept.shape[:2], -1)
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:

@@ -47,7 +47,9 @@ def lane_tile(lanes: int, item_size: int) -> int:
 def splits_of(programs: int, inner: int) -> int:
     """Return into how many parts the inner dimension is split: until a GPU is busy."""
     splits = 1
-    while splits < MAX_SPLITS and programs * splits < NUM_PROGRAMS and inner >= 2 * splits * MIN_PART:
+    while (
+        splits < MAX_SPLITS and programs * splits < NUM_PROGRAMS and inner >= 2 * splits * MIN_PART
+    ):
         splits *= 2
     return splits
 
@@ -87,7 +89,9 @@ class Tiles:
         if self.measures:
             self._path = cache_folder() / f"tiles-{_digest(device)}.json"
             with suppress(OSError, ValueError, TypeError):  # missing or damaged: measured again
-                self.known = {name: Tile(*tile) for name, tile in read_json_object(self._path).items()}
+                self.known = {
+                    name: Tile(*tile) for name, tile in read_json_object(self._path).items()
+                }
 
     def choose(self, name: str, tile: Tile, run: Callable[[Tile], object]) -> Tile:
         """Return the fastest tile for a product, or the table's where nothing can be measured.

@@ -161,7 +161,7 @@ def compile_all(capability: int) -> None:
 
 
 class Launches(TorchDispatchMode):
-    """Count what a step launches: our kernels by name, and PyTorch's operators that are no views."""
+    """Count what a step launches: our kernels by name, and PyTorch's operators but views."""
 
     def __init__(self) -> None:
         super().__init__()
