@@ -220,7 +220,7 @@ class Layers:
         values: Tensor,
         first: int,
     ) -> Tensor:
-        """Store the keys and values of lanes, rotated, at slots; return queries (S', L, heads, D)."""
+        """Store lanes' keys and values, rotated, at slots; return queries (S', L, heads, D)."""
         config, linear = self.config, layer.heads
         half, heads = config.head_dim // 2, config.num_heads + 2 * config.num_kv_heads
         queries = x.new_empty(*slots.shape, config.num_heads, config.head_dim)
