@@ -6,7 +6,7 @@ them (cross-attention, a table of positions) stays PyTorch's.
 """
 
 # Triton is optional: without it, nothing imports this module, and it cannot be type-checked.
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 
 from typing import Any, NamedTuple
 

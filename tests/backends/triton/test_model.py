@@ -1,5 +1,7 @@
 """`TritonModel` keeps what every backend keeps, and what refuses to run says why."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -53,13 +55,14 @@ def test_it_conforms(check):
 @pytest.mark.parametrize("kind", KINDS_RUN)
 def test_a_step_of_every_kind_is_that_of_the_plain_model(kind):
     """Of two sequences, at coordinates of their own, and by what a causal pass would see."""
-    plain, own = tiny_model(**KINDS[kind]), BACKEND.model(kind)
-    step = causal_step(own, 2, 17)
+    own: Any = BACKEND.model(kind)
+    plain, step = tiny_model(**KINDS[kind]), causal_step(own, 2, 17)
     told = torch.randint(-1, 9, (3, 2, 7), generator=torch.Generator().manual_seed(0))
     step["coordinates"] = told.to(DEVICE) if own.config.on_grid else None
     logits = own.forward(**step, cache=own.make_cache(2, 9))
-    step = {name: one.cpu() if isinstance(one, torch.Tensor) else one for name, one in step.items()}
     step["seen"] = Seen(*(one.cpu() for one in step["seen"][:4]))
+    for name in set(step) - {"seen"}:
+        step[name] = None if step[name] is None else step[name].cpu()
     expected = plain.forward(**step, cache=plain.make_cache(2, 9))
     BACKEND.assert_close(logits, expected, kind)
 
