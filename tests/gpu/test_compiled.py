@@ -17,6 +17,7 @@ import diagd
 from diagd.backends.prepare import prepare
 from diagd.backends.replay import Captured, compile_for_one_shape
 from diagd.decoding.visibility import Seen
+from diagd.models.transformer import Transformer
 from tests.decoding.cases import Case
 from tests.gpu.machine import GpuTensor
 from tests.gpu.test_rules import captured
@@ -166,6 +167,12 @@ def test_a_step_that_cannot_be_compiled_is_one_line(compiler, monkeypatch):
     monkeypatch.setattr(Seen, "mask", waiting)
     with pytest.raises(ValueError, match=r"^torch\.compile cannot compile a step here \(.*cuda-gr"):
         writes_the_tokens_of_the_cpu(compiler, "llama", "k=1", SAMPLINGS["greedy"])
+
+
+def test_the_backend_captures_compiled_steps_of_pytorchs_kernels(compiler, monkeypatch):
+    monkeypatch.setattr("diagd.backends.prepare.why_not_on", lambda _: None)  # without Triton, too
+    model: Any = prepare(small().to("cuda"), "compiled-graph")[0]
+    assert (type(model.model), model.compiled) == (Transformer, True)
 
 
 def test_the_backend_needs_what_our_kernels_need(gpus, monkeypatch):

@@ -166,9 +166,9 @@ def attend_part(
         level = tl.where(top == float("-inf"), 0.0, top)
         ends = tl.where(alive, num_parts, 0)
         total, weighted = tl.zeros_like(total), tl.zeros_like(weighted)
-        COUNT: tl.constexpr = max(1, AT_ONCE // (ROWS * WIDTH))
-        for first in range(0, num_parts, COUNT):
-            for offset in tl.static_range(COUNT):
+        at_once: tl.constexpr = max(1, AT_ONCE // (ROWS * WIDTH))
+        for first in range(0, num_parts, at_once):
+            for offset in tl.static_range(at_once):
                 one = where + first + offset
                 some = first + offset < ends
                 share = tl.exp2(tl.load(tops + one, some, float("-inf")) - level)
@@ -195,7 +195,7 @@ def attend_slots(
         queries: (B, L, heads, D), D at most 256.
         keys, values: (B, kv_heads, M, D) in the dtype of the queries; kv_heads divides heads. They
             may be the first slots of larger buffers.
-        counters: (MAX_COUNTERS,) int32, zeros, and zeros afterwards.
+        counters: (MAX_at_onceERS,) int32, zeros, and zeros afterwards.
         dependent: start before the kernel before has ended.
 
     Returns:

@@ -71,7 +71,8 @@ def read_lane(
 
     Args:
         tokens: (sequences, slots) int64. inputs: (sequences, lanes), the slots that are read.
-        table: (positions, SIZE), added if LEARNED. coordinates: (3, sequences, lanes), or positions.
+        table: (positions, SIZE), added if LEARNED.
+        coordinates: (3, sequences, lanes), or positions.
         hidden: (rows, SIZE). turns: (2, rows, HALF) float32, cosines and sines.
         length: coordinates within it are multiplied in float32, as in training.
     """

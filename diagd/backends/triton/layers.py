@@ -6,7 +6,7 @@ them (cross-attention, a table of positions) stays PyTorch's.
 """
 
 # Triton is optional: without it, nothing imports this module, and it cannot be type-checked.
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 
 from typing import Any, NamedTuple
 
@@ -220,7 +220,7 @@ class Layers:
         values: Tensor,
         first: int,
     ) -> Tensor:
-        """Store the keys and values of lanes, rotated, at slots; return queries (S', L, heads, D)."""
+        """Store lanes' keys and values, rotated, at slots; return queries (S', L, heads, D)."""
         config, linear = self.config, layer.heads
         half, heads = config.head_dim // 2, config.num_heads + 2 * config.num_kv_heads
         queries = x.new_empty(*slots.shape, config.num_heads, config.head_dim)

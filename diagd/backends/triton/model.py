@@ -60,7 +60,7 @@ def check_kernels(
     """Compare steps of a layer with those of PyTorch on a device; OSError if they differ."""
     triton = importlib.import_module("triton")
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             _check_steps(config, dtype, device, int8)
         check_draws(make_sampler(), min(config.vocab_size, 5000), dtype, device)
     except ValueError as error:
@@ -76,7 +76,7 @@ def _check_steps(config: ModelConfig, dtype: torch.dtype, device: torch.device, 
     slides = {"sliding_layers": (0,)} if config.sliding_layers else {}
     small = {"vocab_size": ids, "image_vocab_size": min(config.image_vocab_size, ids)}
     one = replace(config, num_layers=1, extra_embeddings=0, **small, **slides)
-    plain = Transformer.random(one, device=device, dtype=dtype).requires_grad_(False)
+    plain = Transformer.random(one, dtype=dtype).to(device).requires_grad_(False)
     exact = copy.deepcopy(plain)
     exact = round_linears(exact, torch.float64) if int8 else exact.double()
     merged = merge_linears(plain, pack=False)
@@ -196,7 +196,7 @@ class TritonModel(ModelWrapper[Transformer]):
         inputs = torch.arange(shape[1], device=tokens.device).expand(shape)
         given = positions, slots, seen, cache, first, coordinates
         hidden = self.layers.run(tokens, inputs, *given)
-        kept = keep_lanes(hidden.view(*shape, -1), logits_to_keep)
+        kept = keep_lanes(hidden.view(*shape, -1), logits_to_keep).contiguous()
         return self.layers.logits(kept.flatten(0, 1)).view(*kept.shape[:2], -1)
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:

@@ -273,11 +273,11 @@ def project_heads(
         turns: (2, lanes, HALF) float32, cosines and sines. slots: (sequences, num_of_sequence).
         queries: (lanes, HEADS, 2 HALF). keys, values: caches, with strides of sequence, head, slot.
     """
-    TILES: tl.constexpr = (HALF + OUTPUTS - 1) // OUTPUTS
+    tiles: tl.constexpr = (HALF + OUTPUTS - 1) // OUTPUTS
     lanes = tl.program_id(2) * LANES + tl.arange(0, LANES)
     alive = lanes < num_lanes
-    head = tl.program_id(0) // TILES
-    pairs = (tl.program_id(0) % TILES) * OUTPUTS + tl.arange(0, OUTPUTS)
+    head = tl.program_id(0) // tiles
+    pairs = (tl.program_id(0) % tiles) * OUTPUTS + tl.arange(0, OUTPUTS)
     valid = pairs < HALF
     rows = head * (2 * HALF) + pairs
     first, second, is_last = _multiply(

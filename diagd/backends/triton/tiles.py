@@ -4,7 +4,7 @@ What was measured is kept with the compiled kernels, so that the next process co
 """
 
 # Triton is optional: without it, nothing imports this module, and it cannot be type-checked.
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 
 import hashlib
 import math

@@ -102,7 +102,7 @@ def take_step(
     case: Case,
     lanes: int,
     dependent: bool,
-    mode: AbstractContextManager[Any] = nullcontext(),
+    mode: AbstractContextManager[Any],
 ) -> None:
     """Take a sampled step of a model that has shapes and no memory, in a mode of PyTorch's."""
     with torch.device("meta"), torch.no_grad():
@@ -157,11 +157,11 @@ def compile_all(capability: int) -> None:
             one = replace(PRESETS[case.preset], num_layers=1)
             for lanes in case.lanes:
                 name = f"{case.preset}, {case.dtype}, {lanes} lanes{', int8' * case.int8}"
-                take_step(one, case, lanes, capability >= EARLY)
+                take_step(one, case, lanes, capability >= EARLY, nullcontext())
 
 
 class Launches(TorchDispatchMode):
-    """Count what a step launches: our kernels by name, and PyTorch's operators that are no views."""
+    """Count what a step launches: our kernels by name, and PyTorch's operators but views."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ def count_launches() -> None:
     for preset, int8 in itertools.product(LAUNCHED, (False, True)):
         count, case = Launches(), Case(preset, BF16, (14,), int8)
         with stopped(count.launch):
-            take_step(PRESETS[preset], case, 14, dependent=True, mode=count)
+            take_step(PRESETS[preset], case, 14, True, count)
         counts = {name: number for name, number in count.counts.items() if number}
         print(json.dumps({"preset": preset, "int8": int8, "launches": counts}))
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -86,7 +87,9 @@ def draw_step(
         inside_of_nan(queries, dtype, 1),
         inside_of_nan(keys, dtype, 2),
         inside_of_nan(values, dtype, 2),
-        Seen(*map(among_others, (positions, steps, held, fed_at))),
+        Seen(
+            among_others(positions), among_others(steps), among_others(held), among_others(fed_at)
+        ),
     )
 
 
@@ -188,7 +191,7 @@ def test_how_many_lanes_share_a_step_does_not_change_a_bit_where_tiles_and_parts
 def test_sequences_that_stand_alike_may_be_told_once():
     step = draw_step(1, 2, 2, 8, 3, 150)
     twice = [torch.cat([one, one * 2]) for one in (step.queries, step.keys, step.values)]
-    rule = step.seen[:4]
+    rule: Any = step.seen[:4]
     told_once = Step(*twice, Seen(*(one[0] for one in rule))).attend()
     told_twice = Step(*twice, Seen(*(one.repeat(2, 1) for one in rule))).attend()
     assert torch.equal(told_once, told_twice)

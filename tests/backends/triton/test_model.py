@@ -1,6 +1,6 @@
 """`TritonModel` keeps what every backend keeps, and what refuses to run says why."""
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -8,9 +8,10 @@ import torch
 from diagd.backends.linears import merge_linears
 from diagd.backends.triton import model
 from diagd.backends.triton.model import TritonModel
+from diagd.decoding.visibility import Seen
 from diagd.models.config import ModelConfig
 from tests.backends import conformance
-from tests.backends.conformance import UnderTest, checks_of
+from tests.backends.conformance import UnderTest, causal_step, checks_of
 from tests.backends.triton.interpreter import DEVICE
 from tests.models.tiny import KINDS, tiny_fields, tiny_model
 
@@ -20,25 +21,50 @@ KINDS_RUN = tuple(kind for kind in KINDS if kind != "mammothmoda2")  # it has se
 BACKEND = UnderTest(
     lambda plain: TritonModel(merge_linears(plain, pack=False)), ("llama",), device=DEVICE.type
 )
-OF_EVERY = (
-    conformance.fed_in_any_order_and_pieces_it_equals_the_full_forward,
-    conformance.lanes_turn_by_the_coordinates_that_they_are_told,
-)
 ELSEWHERE = (  # thousands of draws, which `test_sampling.py` has a few of
     conformance.it_draws_what_the_sampler_draws,
     conformance.where_logits_are_broken_nothing_is_drawn,
 )
 
 
-@pytest.mark.parametrize("check", [one for one in checks_of(BACKEND) if one not in ELSEWHERE])
+SLOW = (  # hundreds of steps, of a second each on the interpreter
+    conformance.fed_in_any_order_and_pieces_it_equals_the_full_forward,
+    conformance.a_lane_does_not_care_who_shares_its_step,
+    conformance.a_fused_step_is_its_parts,
+    conformance.a_stream_goes_on_after_a_full_context,
+    conformance.sequences_of_a_step_stand_where_they_like,
+    conformance.streams_come_and_go_and_write_what_they_write_alone,
+    conformance.its_tokens_are_those_of_the_plain_model,
+    conformance.its_likeliest_tokens_are_those_of_the_plain_model,
+)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(check, marks=[pytest.mark.slow] * (check in SLOW))
+        for check in checks_of(BACKEND)
+        if check not in ELSEWHERE
+    ],
+)
 def test_it_conforms(check):
     check(BACKEND)
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS_RUN)
-@pytest.mark.parametrize("check", OF_EVERY)
-def test_every_kind_conforms(check, kind):
-    check(replace(BACKEND, kinds=(kind,)))
+def test_a_step_of_every_kind_is_that_of_the_plain_model(kind):
+    """Of two sequences, at coordinates of their own, and by what a causal pass would see."""
+    own: Any = BACKEND.model(kind)
+    plain, step = tiny_model(**KINDS[kind]), causal_step(own, 2, 17)
+    told = torch.randint(-1, 9, (3, 2, 7), generator=torch.Generator().manual_seed(0))
+    step["coordinates"] = told.to(DEVICE) if own.config.on_grid else None
+    logits = own.forward(**step, cache=own.make_cache(2, 9))
+    step["seen"] = Seen(*(one.cpu() for one in step["seen"][:4]))
+    for name in set(step) - {"seen"}:
+        step[name] = None if step[name] is None else step[name].cpu()
+    expected = plain.forward(**step, cache=plain.make_cache(2, 9))
+    BACKEND.assert_close(logits, expected, kind)
 
 
 def check_kernels(kind="llama", dtype=torch.float32, int8=False):

@@ -152,10 +152,9 @@ def test_lanes_outputs_and_splits_may_be_any(dtype, splits, lanes, outputs, tile
     check(dtype, "layer", "swiglu", True, True, False, lanes, outputs, 70)
 
 
-@pytest.mark.parametrize("lanes", [1, 20, 40, 70, 130])
-def test_the_tiles_of_the_table_give_the_same(lanes):
-    for dtype in (F32, BF16):
-        check(dtype, "rms", "swiglu", False, lanes=lanes, outputs=90, size=600)
+@pytest.mark.parametrize(("lanes", "dtype"), [(1, BF16), (20, F32), (40, BF16), (130, BF16)])
+def test_the_tiles_of_the_table_give_the_same(lanes, dtype):
+    check(dtype, "rms", "swiglu", False, lanes=lanes, outputs=50, size=150)
 
 
 def test_nothing_beside_the_outputs_is_written(tiled):
@@ -249,5 +248,5 @@ def test_a_tile_holds_a_whole_head_and_splits_until_a_gpu_is_busy(lanes, item_si
     few, many = (tile_of(lanes, pairs, 4096, item_size, 64) for pairs in (64 * 3, 64 * 5000))
     assert (few.OUTPUTS, many.OUTPUTS) == (64, 64)
     assert (few.SPLITS > 1, many.SPLITS) == (True, 1)
-    assert few.LANES >= min(lanes, 32)
+    assert min(lanes, 32) <= few.LANES
     assert tile_of(lanes, 8, 20, item_size).SPLITS == 1
