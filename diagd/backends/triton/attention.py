@@ -195,7 +195,7 @@ def attend_slots(
         queries: (B, L, heads, D), D at most 256.
         keys, values: (B, kv_heads, M, D) in the dtype of the queries; kv_heads divides heads. They
             may be the first slots of larger buffers.
-        counters: (MAX_at_onceERS,) int32, zeros, and zeros afterwards.
+        counters: (MAX_COUNTERS,) int32, zeros, and zeros afterwards.
         dependent: start before the kernel before has ended.
 
     Returns:
