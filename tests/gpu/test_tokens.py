@@ -176,13 +176,19 @@ def test_no_step_waits_and_a_frame_is_one_launch(strategy, gpus):
     engine = diagd.DecodingEngine(model, diagd.FrameFormat(3, 5, 2), batch_size=2)
     actions = CASE.actions()
     assert actions is not None
-    for _ in range(3):
+
+    def decode_again():
         engine.prefill(CASE.prompt.to("cuda"))
         waits = gpus.waits.total()
         replays.clear()
         frames = list(engine.decode(strategy, actions.to("cuda")))
-    assert replays == [1] * len(frames)
-    assert gpus.waits.total() - waits <= 12
+        return len(frames), gpus.waits.total() - waits
+
+    for _ in range(2):
+        decode_again()
+    num_frames, waits = decode_again()
+    assert replays == [1] * num_frames
+    assert waits <= 12
 
 
 def test_a_prompt_is_read_in_few_pieces(gpus):
