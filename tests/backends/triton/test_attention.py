@@ -190,10 +190,12 @@ def test_how_many_lanes_share_a_step_does_not_change_a_bit_where_tiles_and_parts
 
 def test_sequences_that_stand_alike_may_be_told_once():
     step = draw_step(1, 2, 2, 8, 3, 150)
-    twice = [torch.cat([one, one * 2]) for one in (step.queries, step.keys, step.values)]
+    queries, keys, values = [
+        torch.cat([one, one * 2]) for one in (step.queries, step.keys, step.values)
+    ]
     rule: Any = step.seen[:4]
-    told_once = Step(*twice, Seen(*(one[0] for one in rule))).attend()
-    told_twice = Step(*twice, Seen(*(one.repeat(2, 1) for one in rule))).attend()
+    told_once = Step(queries, keys, values, Seen(*(one[0] for one in rule))).attend()
+    told_twice = Step(queries, keys, values, Seen(*(one.repeat(2, 1) for one in rule))).attend()
     assert torch.equal(told_once, told_twice)
 
 
