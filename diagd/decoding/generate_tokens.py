@@ -200,7 +200,7 @@ class DecodingEngine:
         for one in self.streams:
             _check_room(one, num_frames)
         self._close()
-        actions = actions.to(self.batch.buffers.tokens.device)
+        actions = actions.to(self.batch.device)
         for one, of_row in zip(self.streams, actions, strict=True):
             one.begin(_steps(one, strategy, of_row))
         frames = _frames(self.batch, self.streams, num_frames, on_step)
@@ -230,7 +230,7 @@ def write_frames(stream: Stream, strategy: Strategy | str, actions: Tensor) -> N
 def begin_frames(stream: Stream, strategy: Strategy, actions: Tensor) -> None:
     """Do as `write_frames` where strategy and actions were checked before they came in."""
     _check_room(stream, len(actions))
-    stream.begin(_steps(stream, strategy, actions.to(stream.held.device)))
+    stream.begin(_steps(stream, strategy, actions.to(stream.batch.device)))
 
 
 def _frames(
