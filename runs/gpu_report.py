@@ -19,7 +19,7 @@ import sys
 import textwrap
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -68,6 +68,11 @@ SHARED: dict[str, str] = {
     "stage of glm-image-9b": f"--model glm-image-9b {_SAMPLE}",
     "stage of emu3.5": f"--model emu3.5 --guidance 5 {_SAMPLE}",
 }
+WRITTEN: dict[str, str] = {  # of scripts that write a file
+    "clients of serve": "runs.serve_load --parts closed --clients 1 16 --strategies k=1 "
+    "--grid 24x24 --out {folder}",
+    "glm-image-9b, hf": "runs.glm_stage --their-dtypes bfloat16 --out {folder}/stage.json",
+}
 VIDEOS = {  # frames to generate and frames to go on from; other models: bench's defaults
     "mc-ar-300m": (4, 1),
     "mc-ar-1.2b": (2, 1),
@@ -104,7 +109,10 @@ class Options:
     # as in `diagd bench`
     models: tuple[str, ...] = ("mc-ar-300m", "doom", "cosmos-4b", "wham-1.6b")
     rows: tuple[Rows, ...] = get_args(Rows)  # a piece for each of every model
-    shared: tuple[str, ...] = tuple(SHARED)  # steps that many share, and other kinds of models
+    shared: tuple[str, ...] = (
+        *SHARED,
+        *WRITTEN,
+    )  # steps that many share, and other kinds of models
     tests: str = "tests/gpu"  # a file or folder: those marked gpu run; with "" none
     minutes: float = 3.0  # a piece that takes longer is stopped
     total_minutes: float = 12.0  # no piece is begun later
@@ -157,7 +165,7 @@ def pieces(options: Options, facts: dict[str, Any]) -> dict[str, Piece]:
     """
     sizes = {model: config_of(model) for model in options.models}
     todo = {"tests": Piece(partial(run_tests, options))} if options.tests else {}
-    players = {name: Piece(partial(share, options, SHARED[name])) for name in options.shared}
+    players = {name: Piece(partial(share, options, name)) for name in options.shared}
     for rows in options.rows:
         for model, config in sizes.items():
             reason = why_too_large(config, facts)
@@ -242,21 +250,31 @@ def bench(options: Options, model: str, rows: Rows) -> dict[str, Any]:
     return document_of(options, "diagd", ["bench", *flags, "--json"])
 
 
-def share(options: Options, flags: str) -> dict[str, Any]:
-    """Time steps that many sequences share; returns the document of `runs.players`.
+def share(options: Options, name: str) -> dict[str, Any]:
+    """Time what is in SHARED or WRITTEN; returns the document of the script.
 
     Raises:
         OSError: it fails; says why in a line.
     """
-    return document_of(options, "runs.players", flags.split())
+    if name in SHARED:
+        return document_of(options, "runs.players", SHARED[name].split())
+    with TemporaryDirectory() as folder:
+        module, *flags = WRITTEN[name].format(folder=folder).split()
+        run_module(options, module, flags)
+        return json.loads(next(Path(folder).glob("*.json")).read_text())
 
 
 def document_of(options: Options, module: str, flags: Sequence[str]) -> dict[str, Any]:
+    """Run a module on the device; returns the document that it prints."""
+    return json.loads(run_module(options, module, flags))
+
+
+def run_module(options: Options, module: str, flags: Sequence[str]) -> str:
     """Run a module on the device; returns what it prints."""
     done = run_python(options, ["-m", module, *flags, "--device", options.device], ROOT)
     if done.returncode:
         raise OSError(reason_of(done))
-    return json.loads(done.stdout)
+    return done.stdout
 
 
 def run_tests(options: Options) -> dict[str, Any]:
@@ -331,6 +349,7 @@ def report(pieces: dict[str, dict[str, Any]]) -> list[str]:
     if documents:
         lines += ["", "## Benchmark", "", *wrapped(EXPLANATION)]
     shared = {name: documents.pop(name) for name in SHARED if name in documents}
+    written = {name: documents.pop(name) for name in WRITTEN if name in documents}
     for model in dict.fromkeys(document["options"]["model"] for document in documents.values()):
         own = [d for d in documents.values() if d["options"]["model"] == model]
         lines += ["", *describe_model(own)]
@@ -339,6 +358,9 @@ def report(pieces: dict[str, dict[str, Any]]) -> list[str]:
         lines += wrapped("Frames a second are of all sequences together, and of each.")
     for name, document in shared.items():
         lines += ["", *describe_shared(name, document)]
+    for name, document in written.items():
+        header, *cells = document["rows"][0], *(row.values() for row in document["rows"])
+        lines += ["", f"### {name}", "", *table(list(header), [shown(row) for row in cells])]
     missing = [
         f"- {name}: {outcome}: {piece[outcome]}"
         for name, piece in pieces.items()
@@ -418,6 +440,11 @@ def describe_shared(name: str, document: dict[str, Any]) -> list[str]:
         for row in document["rows"]
     ]
     return [f"### {name}", "", *wrapped(text + "."), "", *table(header, cells)]
+
+
+def shown(values: Iterable[Any]) -> list[Any]:
+    """Round numbers."""
+    return [f"{value:.2f}" if isinstance(value, float) else value for value in values]
 
 
 def table(header: list[str], rows: list[list[Any]]) -> list[str]:

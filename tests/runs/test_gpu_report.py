@@ -119,6 +119,16 @@ def test_what_many_share_is_a_table(tmp_path, monkeypatch):
         assert f"| {row['sequences']} | {row['strategy']} | {row['steps']} | " in text
 
 
+def test_a_script_that_writes_a_file_is_a_table(tmp_path, monkeypatch):
+    flags = "runs.serve_load --parts closed --shape tiny --grid 3x5 --clients 1 2 --out {folder}"
+    monkeypatch.setitem(gpu_report.WRITTEN, "clients", f"{flags} --strategies k=1")
+    with redirect_stdout(StringIO()):
+        assert gpu_report.main(Options(tmp_path, "cpu", (), (), ("clients",), ""))
+    text = (tmp_path / "REPORT.md").read_text()
+    assert "### clients\n\n| strategy | batch | clients | images_per_minute |" in text
+    assert "| k=1 | on | 2 | " in text
+
+
 def test_when_time_is_over_no_piece_is_begun_and_the_next_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_report, "document_of", lambda *_: pytest.fail("a piece was begun"))
     options = Options(tmp_path, "cpu", (), (), ("players of doom",), "", total_minutes=-1)
