@@ -15,7 +15,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.decoding.model import CausalModel, check_ids
-from diagd.decoding.schedule import DiagonalSchedule, FrameFormat, SequenceLayout, TokenGrid, feeds
+from diagd.decoding.schedule import (
+    STAND_IN,
+    DiagonalSchedule,
+    FrameFormat,
+    SequenceLayout,
+    TokenGrid,
+    check_learnt,
+    feeds,
+)
 from diagd.decoding.step import steered
 from diagd.decoding.strategies.table import Strategy
 from diagd.decoding.visibility import NEVER, Seen, visible
@@ -34,7 +42,7 @@ class TeacherView:
     prompt is fed token by token before step 0, its last token at step 0.
     """
 
-    sources: Tensor  # the slot whose token id the lane feeds
+    sources: Tensor  # the slot whose token id the lane feeds; STAND_IN: that of a learnt stand-in
     positions: Tensor  # its slot; input of rotary or learned positions
     steps: Tensor  # the step at which it is fed
     targets: Tensor  # the slot of the token predicted from the lane, or -1
@@ -73,6 +81,12 @@ class TeacherView:
             return seen if window is None else seen & (positions[q] - positions[r] < window)
 
         return mask
+
+    def fed(self, sequence: Tensor, stand_in: int | None) -> Tensor:
+        """Return the ids (B, N) that lanes feed of a sequence; `stand_in` is the learnt one's."""
+        if stand_in is None:
+            return sequence[:, self.sources]
+        return sequence[:, self.sources.clamp(min=0)].masked_fill(self.sources < 0, stand_in)
 
     def visible(self, window: int | None = None) -> Tensor | None:
         """Return the (N, N) bool mask, True = may attend, or None if it is the causal one."""
@@ -129,7 +143,8 @@ def teacher_view(
             if step < part.num_steps:
                 is_known = known_row_ends and target is not None and target[2] == grid.width - 1
                 written = -1 if target is None or is_known else base + begun.slot_of(*target)
-                lanes.append((base + position, now + step, base + source, written))
+                fed = source if source == STAND_IN else base + source
+                lanes.append((base + position, now + step, fed, written))
         begins += [now] * size
         now += part.num_steps
     columns = torch.tensor(sorted(lanes), dtype=torch.int64).T.contiguous()
@@ -184,6 +199,7 @@ def strategy_nll(
     frame = frame or FrameFormat(height, width, actions.shape[2])
     layout = frame.layout(grid.num_frames, context_frames)
     schedule, length = strategy.schedule(grid), prefix.shape[1]
+    check_learnt(schedule, model.shape.stand_in)
     view_of = partial(teacher_view, schedule, layout, known_row_ends=row_ends)
     whole = torch.cat([prefix, in_sequence(layout, actions, tokens)], dim=1)
     if model.scales:
@@ -274,12 +290,13 @@ def _logits(
     sees = view.sees if sees is None else sees
     num_lanes = len(view.positions)
     cache = model.make_cache(sequence.shape[0], num_lanes + 1, context)
+    ids = view.fed(sequence, model.shape.stand_in)
     lanes = torch.arange(num_lanes, device=model.device)
     for start in range(0, num_lanes, LANES):
         part = lanes[start : start + LANES]
         end = start + len(part)
         visible = sees(part[:, None], lanes[None, :end])
-        fed, positions = sequence[:, view.sources[part]], view.positions[part]
+        fed, positions = ids[:, part], view.positions[part]
         seen = Seen.of_mask(visible, positions, view.positions[:end])
         logits = model.forward(fed, positions, part, seen, cache)
         targets = view.targets[part]

@@ -81,7 +81,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     clips = choose_clips(options.clips, options.num_clips, options.seed, limit)
     for name in models.values():
         found = find_model(name)
-        options.drawing(found.family.defaults(found))
+        options.drawing(found.defaults)
         for strategy in options.strategies():
             check_strategy(found, strategy)
     path = options.out / mode.file

@@ -46,7 +46,7 @@ from diagd.workers import do_tasks
 
 GLM_IMAGE = "diagd.pipeline.glm_image"  # slow to import
 # Paths are not compared, as files may move; a model is compared by its contents.
-_MAY_DIFFER = {"model", "config", "tokenizer", "text_encoder", "text_embedding"}
+_MAY_DIFFER = {"model", "config", "adapter", "tokenizer", "text_encoder", "text_embedding"}
 
 
 # how a video was made (JSON types), its context and new frames, and their rate
@@ -60,8 +60,8 @@ class PromptWorker:
         if options.size is not None:
             raise ValueError("size is for GLM-Image; other models have one of their own")
         self.options, self.device = options, device_of(options.device)
-        found = find_model(options.model, options.config)  # without reading weights
-        defaults = found.family.defaults(found)
+        found = find_model(options.model, options.config, options.adapter)  # its weights are not read
+        defaults = found.defaults
         self.sampling = options.sampling(defaults)
         self.strategy = options.decoding(defaults, found.config.grid_height)
         check_strategy(found, self.strategy)
@@ -77,6 +77,7 @@ class PromptWorker:
             options.backend,
             config=options.config,
             tokenizer=options.tokenizer,
+            adapter=options.adapter,
         )
         self.makes_pictures = not world.defaults.context_frames and self.num_frames == 1
         world.check(self.strategy, self.sampling)  # before any work

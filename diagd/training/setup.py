@@ -161,15 +161,18 @@ class FloatMuon(torch.optim.Muon):
 def make_optimizers(model: Transformer, options: RunOptions) -> list[torch.optim.Optimizer]:
     """Make AdamW for all weights, or Muon for the matrices of blocks and AdamW for the rest."""
     rate, decay = options.learning_rate, options.weight_decay
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.ndim > 1]
+    vectors = [p for p in trained if p.ndim <= 1]
     optimizers: list[torch.optim.Optimizer] = []
-    if options.optimizer == "muon":
-        blocks = [p for p in model.model.layers.parameters() if p.ndim == 2]
-        in_blocks = {id(p) for p in blocks}
+    if options.optimizer == "muon" and matrices:
+        in_blocks = {id(p) for p in model.model.layers.parameters()}
+        blocks = [p for p in matrices if id(p) in in_blocks]
         matrices = [p for p in matrices if id(p) not in in_blocks]
         muon = torch.optim.Muon if _trains_in_bfloat16() else FloatMuon
         scale = "match_rms_adamw"  # so that AdamW's learning rate fits both
         optimizers.append(muon(blocks, rate, decay, adjust_lr_fn=scale))
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    return [*optimizers, torch.optim.AdamW(groups, rate, (0.9, 0.95), weight_decay=decay)]
+    if groups := [group for group in groups if group["params"]]:
+        optimizers.append(torch.optim.AdamW(groups, rate, (0.9, 0.95), weight_decay=decay))
+    return optimizers

@@ -36,7 +36,8 @@ from diagd.console import duration, make_console, waiting
 from diagd.data.video import contact_sheet, write_image
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.schedule import FrameFormat, TokenGrid
-from diagd.families.checkpoints import TOKENIZER_FOLDER, load_model, model_path
+from diagd.families.adapters import weights_sha256
+from diagd.families.checkpoints import TOKENIZER_FOLDER, build_model, find_model, model_path
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.presets import WORLD_SIZES
 from diagd.files import naming, read_json_lines, read_json_object, save_figure, write_json
@@ -45,6 +46,7 @@ from diagd.pipeline.prompts import prompt_tokens
 from diagd.tokenizers.shards import TokenClips
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from diagd.training import setup
+from diagd.training.adapters import AdapterFolder, attach
 from diagd.training.corpus import copy_parts
 from diagd.training.loop import Look, TrainingRun, decide_precision, read_clips
 from diagd.training.mixture import MixtureLoss
@@ -90,7 +92,8 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
 def finetune(options: FinetuneOptions) -> dict[str, Any]:
     """Finetune to the last step, from the latest checkpoint if there is one; report the losses."""
     clips, held_out = read_clips(options := decide_precision(options))
-    source = load_model(options.init)
+    found = find_model(options.init)
+    source = build_model(found, "cpu", torch.float32)
     with torch.device("meta"):  # the weights are those of the source
         model = Transformer(setup.slide(source.config, options.sliding_frames))
     model.load_state_dict(source.state_dict(), assign=True)
@@ -107,7 +110,12 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
             f"{name} must be at most {max_frames}, the context of {options.init}, got {held}; "
             f"with --window {max_frames} there may be more frames"
         )
-    return _train("finetune", options, clips, held_out, model, model_path(options.init))
+    folder, parts = None, model_path(options.init)
+    if options.is_adapter:
+        dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
+        attach(model, options, dtype)
+        folder = AdapterFolder(options, weights_sha256(found.weights))
+    return _train("finetune", options, clips, held_out, model, parts, adapter=folder)
 
 
 def _train(
@@ -118,18 +126,21 @@ def _train(
     model: Transformer,
     parts: Path,
     plan: str = "",
+    adapter: AdapterFolder | None = None,
 ) -> dict[str, Any]:
     """Train from the start, or from the latest checkpoint, to the end; report the losses.
 
-    The folder becomes a world, with the `parts` from another folder and a record of the run in
-    COMMAND.json. The plan is printed at the start.
+    The folder becomes a world, with the `parts` from another folder, or that of the `adapter`, and
+    a record of the run in COMMAND.json. The plan is printed at the start.
     """
     purpose, folder, tokens = options.purpose(), options.out, options.tokens
-    run = TrainingRun(options, clips, model, {command: purpose})
+    run = TrainingRun(options, clips, model, {command: purpose}, adapter)
+    if adapter is not None and held_out is not None:
+        adapter.before = run.validate(held_out, adapter.of_base)["validation_loss_by_strategy"]
     is_main = run.accelerator.is_main_process
     run.resume()  # creates files, so only after the lags have been checked
     if is_main:
-        if not run.step:  # later the user may have changed them, such as by `tune --make-default`
+        if not run.step and adapter is None:  # later the user may have changed them, such as by `tune --make-default`
             copy_parts(parts, folder)
         write_json(folder / f"{command}.json", {**purpose, "options": asdict(options)})
     console = make_console(is_main)
@@ -139,7 +150,12 @@ def _train(
     report = {"steps": run.step} | ({} if held_out is None else run.validate(held_out))
     if is_main:
         _warn_of_clips_learnt_by_heart(run.log_file, console)
-    if (folder / TOKENIZER_FOLDER).is_dir():
+        if adapter is not None:
+            adapter.describe(report.get("validation_loss_by_strategy"))
+    if adapter is not None:
+        world = f"--model {quote(adapter.options.init)} --adapter {quote(str(folder))}"
+        console.print(f"next: diagd play {world}, or diagd generate {world}")
+    elif (folder / TOKENIZER_FOLDER).is_dir():
         world = quote(str(folder))
         console.print(
             f"next: diagd play --model {world}, or diagd generate --model {world}; "

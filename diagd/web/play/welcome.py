@@ -22,7 +22,7 @@ def strategy_of(flags: WorldFlags) -> Strategy:
     """Return the strategy with which a world begins, checked before its weights are read."""
     found = find_model(flags.model)
     height = found.config.grid_height
-    by_default = found.family.defaults(found).strategy(height)
+    by_default = found.defaults.strategy(height)
     strategy = parse_strategy(flags.strategy) if flags.strategy else by_default
     check_strategy(found, strategy)
     return strategy
