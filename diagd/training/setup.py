@@ -21,7 +21,7 @@ def check_fit(model: str, config: ModelConfig, clips: TokenClips) -> None:
     """Raise ValueError unless a model, by its name or folder, matches the clips' tokens."""
     names = ()
     if config.num_action_tokens:
-        folder = checkpoints.model_path(model)
+        folder = checkpoints.base_path(model)
         names = ActionVocabulary.load(folder / checkpoints.ACTIONS_FILE).names
     for what, of_model, of_clips in (
         ("grid", (config.grid_height, config.grid_width), tuple(clips.tokens.shape[2:])),
@@ -38,7 +38,7 @@ def check_fit(model: str, config: ModelConfig, clips: TokenClips) -> None:
 
 def check_tokenizer(model: str, clips: TokenClips) -> None:
     """Raise ValueError if the clips are tokens of another tokenizer than the model's own."""
-    folder = checkpoints.model_path(model) / checkpoints.TOKENIZER_FOLDER
+    folder = checkpoints.base_path(model) / checkpoints.TOKENIZER_FOLDER
     tokenizer = checkpoints.load_tokenizer(folder) if folder.is_dir() and clips.codebook else None
     if isinstance(tokenizer, VQTokenizer) and codebook_fingerprint(tokenizer) != clips.codebook:
         raise ValueError(f"clips do not match {model}: they were tokenized with another tokenizer")
