@@ -53,9 +53,7 @@ def adapted(found: Checkpoint, folder: str | Path) -> Checkpoint:
     return replace(found, config=config, weights=weights, merge=merge, decoding=decoding)
 
 
-def _check_factors(
-    factors: Mapping[str, Tensor], weights: Mapping[str, Tensor], rank: int
-) -> None:
+def _check_factors(factors: Mapping[str, Tensor], weights: Mapping[str, Tensor], rank: int) -> None:
     modules = {name.removesuffix(end) for name in factors for end in (DOWN, UP)}
     for module in sorted({name for name in modules if not name.endswith((DOWN, UP))}):
         weight = weights.get(f"{module}.weight", torch.empty(0, 0))

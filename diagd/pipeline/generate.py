@@ -60,7 +60,9 @@ class PromptWorker:
         if options.size is not None:
             raise ValueError("size is for GLM-Image; other models have one of their own")
         self.options, self.device = options, device_of(options.device)
-        found = find_model(options.model, options.config, options.adapter)  # its weights are not read
+        found = find_model(
+            options.model, options.config, options.adapter
+        )  # its weights are not read
         defaults = found.defaults
         self.sampling = options.sampling(defaults)
         self.strategy = options.decoding(defaults, found.config.grid_height)

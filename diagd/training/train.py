@@ -140,7 +140,9 @@ def _train(
     is_main = run.accelerator.is_main_process
     run.resume()  # creates files, so only after the lags have been checked
     if is_main:
-        if not run.step and adapter is None:  # later the user may have changed them, such as by `tune --make-default`
+        if (
+            not run.step and adapter is None
+        ):  # later the user may have changed them, such as by `tune --make-default`
             copy_parts(parts, folder)
         write_json(folder / f"{command}.json", {**purpose, "options": asdict(options)})
     console = make_console(is_main)
