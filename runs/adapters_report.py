@@ -71,7 +71,7 @@ def read_rows(folder: Path) -> Rows:
 
 
 def table(rows: Rows) -> str:
-    """Return Markdown: prices of every arm, and its share of what finetuning all weights changes."""
+    """Return Markdown: prices of every arm, and its share of what all weights would change."""
     head = " | ".join(f"`{one}`" for one in STRATEGIES)
     lines = [
         "Nats a token above the untouched world in raster order; in brackets the share of what",

@@ -309,8 +309,8 @@ class DecodePlan:
         Slots count in raster order from the first one behind the prompt, whose last token is at -1
         and is fed in step 0. `steps` has of each step the `positions` where its lanes stand, the
         `inputs`, slots whose ids are fed there (elsewhere's, of what stands in; null of a learnt
-        stand-in), and the `outputs`, slots to write what is drawn from them, or null. `fed_at` has the step at which the token of
-        each slot is fed, the last one's after all of them.
+        stand-in), and the `outputs`, slots to write what is drawn from them, or null. `fed_at` has
+        the step at which the token of each slot is fed, the last one's after all of them.
 
         A lane sees itself, and of other tokens those that are fed no later than it and stand no
         later; nobody else sees what stands in.

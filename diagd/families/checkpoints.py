@@ -37,6 +37,7 @@ from diagd.files import (
 )
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
+from diagd.system import fingerprint
 from diagd.tokenizers.text import TextPrompts
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from diagd.weight_files import (
@@ -162,6 +163,11 @@ def base_path(name_or_path: str | Path) -> Path:
     if not isinstance(base, str) or (Path(base) / ADAPTER_FILE).is_file():
         raise ValueError(f"{about}: expected the name of a base, got {brief(base)}")
     return model_path(base)
+
+
+def contents_of(name_or_path: str | Path, adapter: Path | None = None) -> str:
+    """Return the fingerprint of a model's files, and of an adapter's if one is given."""
+    return "-".join(fingerprint(one) for one in (model_path(name_or_path), adapter) if one)
 
 
 def diffusers_pipeline(path: Path) -> str:

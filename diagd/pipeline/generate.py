@@ -31,7 +31,7 @@ from diagd.console import duration, make_console, print_records, progress, track
 from diagd.data.actions import ActionCodec, parse_actions, read_actions
 from diagd.data.video import contact_sheet, save_frames, write_image
 from diagd.decoding.strategies.table import Raster, Strategy
-from diagd.families.checkpoints import diffusers_pipeline, find_model, model_path
+from diagd.families.checkpoints import contents_of, diffusers_pipeline, find_model, model_path
 from diagd.families.clip_files import prompt_suffixes
 from diagd.files import list_files, note_left_out, read_json_object, require_file, write_json
 from diagd.flags import output_file
@@ -40,7 +40,7 @@ from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.options import MANY_VIDEOS, ONE_VIDEO, GenerateOptions
 from diagd.pipeline.prompts import Prompt, likeness_notes, seed_of
 from diagd.pipeline.world_folder import WorldSource, check_strategy, codec_of, decide
-from diagd.system import fingerprint, only_writer, provenance, refuse_other_run
+from diagd.system import only_writer, provenance, refuse_other_run
 from diagd.tokenizers.text import encode_text, read_embedding
 from diagd.workers import do_tasks
 
@@ -60,9 +60,7 @@ class PromptWorker:
         if options.size is not None:
             raise ValueError("size is for GLM-Image; other models have one of their own")
         self.options, self.device = options, device_of(options.device)
-        found = find_model(
-            options.model, options.config, options.adapter
-        )  # its weights are not read
+        found = find_model(options.model, options.config, options.adapter)
         defaults = found.defaults
         self.sampling = options.sampling(defaults)
         self.strategy = options.decoding(defaults, found.config.grid_height)
@@ -305,7 +303,7 @@ def find_prompts(folder: Path) -> tuple[list[Path], list[Path]]:
 def _settings(options: GenerateOptions) -> dict[str, Any]:
     names = {field.name for field in fields(options)} - {"prompts", "out", *ONE_VIDEO, *MANY_VIDEOS}
     flags = {name: getattr(options, name) for name in sorted(names)}
-    return {"weights": fingerprint(model_path(options.model)), **flags}
+    return {"weights": contents_of(options.model, options.adapter), **flags}
 
 
 def _decided(options: GenerateOptions, before: list[dict[str, Any] | None]) -> GenerateOptions:

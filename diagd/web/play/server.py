@@ -84,7 +84,8 @@ def play(options: PlayOptions) -> dict[str, Any]:
 def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
     """Load the model and its scenes, warm it up, and return the server, not yet running."""
     device, strategy = device_of(options.device), strategy_of(options)
-    world = VideoGenerator.from_pretrained(options.model, device, options.dtype, options.backend)
+    given = options.model, device, options.dtype, options.backend
+    world = VideoGenerator.from_pretrained(*given, adapter=options.adapter)
     world.remembers = options.remember or world.remembers
     if world.vocabulary is None or not world.defaults.context_frames:
         kind = "takes no actions" if world.vocabulary is None else "makes single images"

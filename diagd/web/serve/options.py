@@ -5,13 +5,13 @@ from pathlib import Path
 
 from diagd.checks import check_at_least, check_values
 from diagd.files import require_file
-from diagd.pipeline.options import MachineFlags
+from diagd.pipeline.options import AdapterFlag, MachineFlags
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
-class ServeOptions(MachineFlags):
+class ServeOptions(AdapterFlag, MachineFlags):
     """Serve a model over HTTP: images by OpenAI's API, and continuations of videos.
 
     SIGTERM or Ctrl-C drains: running requests complete, new ones are refused; a second signal
