@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from diagd.gym import GymEnv, GymVectorEnv
     from diagd.models.guidance import GuidedModel
     from diagd.models.huggingface import HuggingFaceModel
+    from diagd.pipeline.first_stage import FirstStage, WrittenPicture
     from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
     from diagd.pipeline.glm_image import GeneratedPicture, GlmImage
     from diagd.pipeline.hf_generate import custom_generate
@@ -44,6 +45,7 @@ _NAMES = {  # by the module that defines them
     "gym": ("GymEnv", "GymVectorEnv"),
     "models.guidance": ("GuidedModel",),
     "models.huggingface": ("HuggingFaceModel",),
+    "pipeline.first_stage": ("FirstStage", "WrittenPicture"),
     "pipeline.generator": ("GeneratedVideo", "VideoGenerator"),
     "pipeline.glm_image": ("GeneratedPicture", "GlmImage"),
     "pipeline.hf_generate": ("custom_generate",),

@@ -75,7 +75,7 @@ class Session:
         wait_seconds: float = 5.0,
     ) -> None:
         require("diagd.client", "websockets")
-        from websockets.exceptions import ConnectionClosed, WebSocketException
+        from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
         from websockets.sync.client import connect
 
         self.url, self._closed = _base_of(url), ConnectionClosed
@@ -94,7 +94,10 @@ class Session:
             )
             self._socket = self._opened.enter_context(opening)
         except (OSError, WebSocketException) as error:
-            raise ConnectionError(f"cannot play at {self.url}: {error}") from None
+            why = error
+            if isinstance(error, InvalidStatus) and error.response.status_code == 401:
+                why = "a valid api_key is needed"
+            raise ConnectionError(f"cannot play at {self.url}: {why}") from None
         with self._closing_if_cut_short():
             until, state = monotonic() + wait_seconds, f"said nothing for {wait_seconds:g} seconds"
             while (told := self._receive(until, state)[0])["type"] == "waiting":

@@ -128,12 +128,16 @@ def start_ray(address: str | None) -> Any:
     import ray  # slow to import, and one process does not need it
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(
-        address=address,
-        include_dashboard=False if address is None else None,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
+    try:
+        ray.init(
+            address=address,
+            include_dashboard=False if address is None else None,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except ConnectionError as error:  # also: the token that the cluster asks for is missing
+        why = f"{shorten(str(error))} (RAY_AUTH_MODE=token if it asks for a token)"
+        raise ValueError(f"cannot join a Ray cluster at {address}: {why}") from None
     return ray
 
 

@@ -1,12 +1,14 @@
-"""Load `diagd serve` by OpenAI's client: throughput, latency, and hours of mixed clients.
+"""Load `diagd serve` by OpenAI's client, and `diagd play` by ours: throughput, latency, and hours.
 
-The model has random weights of the shape of Janus-Pro-1B, guided, behind one token instead of a
-text; a step takes as long as with real ones. A smaller grid makes fewer steps of the same kind.
+The model of images has random weights of the shape of Janus-Pro-1B, guided, behind one token
+instead of a text; a step takes as long as with real ones. A smaller grid makes fewer steps.
 Each part is one command of some minutes, and writes one file. Nothing else should run.
 
     python -m runs.serve_load --out docs/results/serve --strategies raster   # closed-4x6.json ...
     python -m runs.serve_load --out docs/results/serve --strategies k=1 --grid 24x24 --clients 1 8
-    python -m runs.serve_load --out docs/results/serve --parts mixed --minutes 60
+    python -m runs.serve_load --out docs/results/serve --parts mixed --shape tiny --minutes 60 \
+        --clients 4 --pause 0.4
+    python -m runs.serve_load --out docs/results/serve --parts sessions --strategies k=1
     python -m runs.serve_load --out /tmp/serve --shape tiny --grid 3x5 --clients 1 4    # a try
 """
 
@@ -25,7 +27,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +43,7 @@ from openai import AsyncOpenAI
 from PIL import Image
 
 from diagd.backends.names import DTypeChoice
+from diagd.client import Session
 from diagd.console import make_console, print_records
 from diagd.data.actions import ActionVocabulary
 from diagd.families.checkpoints import save_model, write_defaults
@@ -58,7 +63,14 @@ TINY = {"hidden_size": 64, "intermediate_size": 128, "num_layers": 2, "num_heads
 TINY |= {"num_kv_heads": 2, "head_dim": 32, "head_size": 64, "image_vocab_size": 64}
 TINY |= {"vocab_size": 64}
 BATCH = 16  # images at once
-Part = Literal["closed", "open", "overhead", "preview", "mixed"]
+Part = Literal["closed", "open", "overhead", "preview", "mixed", "sessions"]
+SHARING = {"shared": "inf", "in turns": "0"}  # share of the time up to which players share steps
+PLAY = """
+from diagd.cli import main
+from diagd.web.play import server
+server.SHARED_SHARE = float("{}")
+main()
+"""
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,10 @@ class Options:
     clients: tuple[int, ...] = (1, 2, 4, 8, 16)
     images: int = 1  # of each client, one after the other
     rounds: int = 5  # of lone requests
+    world: str = "doom"  # of sessions
+    frames: int = 240  # of all clients of sessions together
     minutes: float = 2  # of mixed load
+    pause: float = 0  # seconds between two requests of its clients, on average
     seed: int = 0
 
 
@@ -82,11 +97,14 @@ def main(options: Options) -> None:
     """Write a model, and measure each part with servers of its own."""
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        model = write_images(Path(folder) / "images", options.shape, options.grid)
+        model = Path(folder) / "images"
+        if {*options.parts} != {"sessions"}:
+            write_images(model, options.shape, options.grid)
         for name in options.parts:
             rows = PARTS[name](model, options)
             about = {"options": settings_of(options), **provenance(torch.device("cpu"))}
-            path = options.out / f"{name}-{options.grid}.json"
+            of = Path(options.world).name if name == "sessions" else options.grid
+            path = options.out / f"{name}-{of}.json"
             write_json(path, {**about, "rows": rows}, indent=1)
             columns = {key: f"{{{key}}}" for key in rows[0] if key != "latencies"}
             print_records(make_console(), name, columns, rows)
@@ -147,24 +165,31 @@ class Server:
 @contextlib.contextmanager
 def served(model: Path, options: Options, *flags: str) -> Iterator[Server]:
     """Run `diagd serve` until the block ends, which has made one image before."""
-    command = [sys.executable, "-m", "diagd", "serve", "--model", str(model), "--port", "0"]
-    command += ["--dtype", options.dtype, "--max-waiting", "1000", *flags]
+    command = ["-m", "diagd", "serve", "--model", str(model), "--max-waiting", "1000"]
+    with running(*command, "--port", "0", "--dtype", options.dtype, *flags) as (url, process):
+        while process.is_running() and _state(url) != 200:
+            time.sleep(0.2)
+        server = Server(url, process)
+        asyncio.run(server.warm_up(options.strategies))
+        yield server
+
+
+@contextlib.contextmanager
+def running(*command: str) -> Iterator[tuple[str, psutil.Process]]:
+    """Run Python until the block ends; yields the first address that it prints."""
     with (
         tempfile.TemporaryFile("w+") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+        subprocess.Popen(
+            [sys.executable, *command], stdout=subprocess.PIPE, stderr=log, text=True
+        ) as process,
     ):
         try:
             assert process.stdout is not None
-            found = re.search(r"(http://\S+)/v1", process.stdout.readline())
-            url = "" if found is None else found[1]
-            while process.poll() is None and _state(url) != 200:
-                time.sleep(0.2)
-            if process.poll() is not None:
+            lines = (re.search(r"http://[\w.:]+", line) for line in process.stdout)
+            if (found := next(filter(None, lines), None)) is None:  # it has ended
                 log.seek(0)
                 raise RuntimeError(log.read())
-            server = Server(url, psutil.Process(process.pid))
-            asyncio.run(server.warm_up(options.strategies))
-            yield server
+            yield found[0], psutil.Process(process.pid)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
@@ -309,7 +334,7 @@ def preview(model: Path, options: Options) -> list[dict[str, Any]]:
 
 def mixed(model: Path, options: Options) -> list[dict[str, Any]]:
     """Clients of all kinds for minutes: none that waits is lost, and memory does not grow."""
-    outcomes, memory = Counter[str](), list[int]()
+    outcomes, memory = Counter[str](), list[float]()
 
     async def run(server: Server) -> None:
         until, chance = time.monotonic() + 60 * options.minutes, random.Random(options.seed)
@@ -327,18 +352,34 @@ def mixed(model: Path, options: Options) -> list[dict[str, Any]]:
             outcomes["watched"] += 1
 
         async def vanishing(_: AsyncOpenAI) -> None:
-            """Go away in the midst, or read the answer slowly, or never."""
-            body = json.dumps({"prompt": NAMES[1], "stream": chance.random() < 0.5}).encode()
-            head = "POST /v1/images/generations HTTP/1.1\r\nhost: localhost\r\n"
-            head += f"content-length: {len(body)}\r\n\r\n"
-            reader, writer = await asyncio.open_connection(address[0], int(address[1]))
-            writer.write(head.encode() + body)
+            """Go away in the midst: before the answer, within it, or after."""
+            reader, writer = await asked(chance.random() < 0.5)
             await asyncio.sleep(chance.random() * 2)
             if chance.random() < 0.5:
                 await reader.read(100)
                 await asyncio.sleep(1)
             writer.transport.abort()
             outcomes["vanished"] += 1
+
+        async def slow(_: AsyncOpenAI) -> None:
+            """Read the answer bit by bit, to its end."""
+            reader, writer = await asked(True)
+            answer = b""
+            while data := await reader.read(1024):
+                answer += data
+                await asyncio.sleep(0.05)
+            writer.close()
+            if b"event: image_generation.completed" not in answer:
+                raise OSError(f"a slow reader was sent {answer[-100:]!r}")
+            outcomes["read_slowly"] += 1
+
+        async def asked(stream: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            body = json.dumps({"prompt": NAMES[1], "stream": stream, "partial_images": 3}).encode()
+            head = "POST /v1/images/generations HTTP/1.1\r\nhost: localhost\r\n"
+            head += f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+            opened = await asyncio.open_connection(address[0], int(address[1]), limit=1024)
+            opened[1].write(head.encode() + body)
+            return opened
 
         async def malformed(_: AsyncOpenAI) -> None:
             bodies = b"{", b"[]", b'{"prompt": 3}', b'{"prompt": "dog"}', b"x" * 2**19
@@ -349,36 +390,78 @@ def mixed(model: Path, options: Options) -> list[dict[str, Any]]:
             outcomes["refused"] += 1
 
         async def one(client: AsyncOpenAI) -> None:
-            kinds = patient, patient, watching, vanishing, malformed
+            kinds = patient, patient, watching, vanishing, slow, malformed
             while time.monotonic() < until:
                 try:
                     await chance.choice(kinds)(client)
                 except (openai.OpenAIError, httpx.HTTPError, OSError) as error:
                     outcomes[f"lost: {type(error).__name__} {error}"[:200]] += 1
+                await asyncio.sleep(chance.expovariate(1) * options.pause)
 
         async def look() -> None:
             while time.monotonic() < until:
-                memory.append(server.process.memory_info().rss)
-                await asyncio.sleep(5)
+                memory.append(server.process.memory_info().rss / 2**20)
+                await asyncio.sleep(60 * options.minutes / 200)
 
         async with server.client() as client:
             await asyncio.gather(look(), *(one(client) for _ in range(max(options.clients))))
+        await asyncio.sleep(3)  # the last to vanish are noticed
+        metrics = httpx.get(f"{server.url}/metrics").text
+        if not re.search(r"^diagd_rows_in_use 0\.0$", metrics, re.M):
+            raise RuntimeError("sequences are in use, though nobody waits")
 
     with served(model, options, "--max-videos", str(BATCH)) as server:
         asyncio.run(run(server))
-    early = statistics.median(memory[len(memory) // 10 : len(memory) // 3] or memory)
-    late = statistics.median(memory[-max(1, len(memory) // 5) :])
     lost = sum(count for what, count in outcomes.items() if what.startswith("lost"))
-    return [
-        {
-            "minutes": options.minutes,
-            **outcomes,
-            "lost": lost,
-            "mib_early": round(early / 2**20, 1),
-            "mib_late": round(late / 2**20, 1),
-            "growth": round(late / early - 1, 4),
-        }
-    ]
+    tenths = [round(float(np.median(tenth)), 1) for tenth in np.array_split(memory, 10)]
+    growth = round(tenths[-1] / tenths[1] - 1, 4)  # the first tenth warms up
+    about = {"minutes": options.minutes, "clients": max(options.clients), "pause_s": options.pause}
+    return [{**about, **outcomes, "lost": lost, "mib_of_tenths": tenths, "growth": growth}]
+
+
+def sessions(_: Path, options: Options) -> list[dict[str, Any]]:
+    """So many players step through a world at once; and the same, one player after the other."""
+    world = ["--model", options.world, "--dtype", options.dtype, "--no-open", "--port", "0"]
+    world += ["--max-sessions", str(max(options.clients))]
+    loads, rows = [*product(options.strategies, options.clients)], list[dict[str, Any]]()
+    for name, share in SHARING.items():
+        with running("-c", PLAY.format(share), "play", *world) as (url, _):
+            for strategy, count in loads:
+                rows.append(play(url, strategy, count, options.frames, count) | {"steps": name})
+            for strategy, count in loads if name == "in turns" else ():
+                alone = play(url, strategy, count, options.frames, at_once=1)
+                rows.append(alone | {"steps": "one after another"})
+    alone = {(row["strategy"], row["clients"]): row["frames_per_second"] for row in rows}
+    for row in rows:  # those one after another came last
+        without = alone[row["strategy"], row["clients"]]
+        row["over_one_by_one"] = round(row["frames_per_second"] / without, 2)
+    return rows
+
+
+def play(url: str, strategy: str, count: int, num_frames: int, at_once: int) -> dict[str, Any]:
+    """Have players share `num_frames`, all of whom have begun before."""
+    each = max(1, num_frames // count)
+
+    def steps(session: Session) -> list[float]:
+        latencies = list[float]()
+        for number in range(each):
+            started = time.perf_counter()
+            session.step(number // 8 % len(session.actions))
+            latencies.append(time.perf_counter() - started)
+        return latencies
+
+    with contextlib.ExitStack() as opened, ThreadPoolExecutor(at_once) as pool:
+        players = list[Session]()
+        for seed in range(count):
+            player = Session(url, strategy=strategy, lossless=False, wait_seconds=60)
+            players.append(opened.enter_context(player))
+            player.reset(seed=seed)
+            player.step(0)  # what is read and built first
+        started = time.perf_counter()
+        latencies = [seconds for of_player in pool.map(steps, players) for seconds in of_player]
+        rate = count * each / (time.perf_counter() - started)
+    row = {"strategy": strategy, "clients": count, "frames_per_second": round(rate, 2)}
+    return row | {"of_each": round(rate / count, 2), **quantiles(latencies)}
 
 
 PARTS: dict[Part, Any] = {
@@ -387,6 +470,7 @@ PARTS: dict[Part, Any] = {
     "overhead": overhead,
     "preview": preview,
     "mixed": mixed,
+    "sessions": sessions,
 }
 
 if __name__ == "__main__":

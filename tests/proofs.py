@@ -21,6 +21,7 @@ MODELS = (
     "Janus",
     "Chameleon",
     "Lumina-mGPT",
+    "MammothModa2",
     "IRIS",
     "WorldVLA",
     "RynnVLA-002",

@@ -36,7 +36,7 @@ class StepTimes(NamedTuple):
 
 def _two_layers_of(config: ModelConfig) -> ModelConfig:
     plain: dict[str, Any] = dict.fromkeys(("context_size", "sliding_window"), 0)
-    plain |= {"position_table": False, "sliding_layers": ()}
+    plain |= {"position_table": False, "sliding_layers": (), "visual_mlp_layers": ()}
     return dataclasses.replace(config, num_layers=min(2, config.num_layers), **plain)
 
 

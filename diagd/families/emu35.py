@@ -7,7 +7,6 @@ The image end, which stands behind the last row, is written as the end of a row:
 `grid_height` and `grid_width` in config.json set an image size other than 55 x 73 tokens.
 """
 
-from base64 import b64decode
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,9 @@ from diagd.families.defaults import image_defaults
 from diagd.families.family import Checkpoint, Family, Source, TextFolder
 from diagd.families.presets import EMU35 as PRESETS
 from diagd.families.weights import llama_fields
-from diagd.files import read_json_object, read_lines
+from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.text import TextIds, TextPrompts
+from diagd.tokenizers.text import TextIds, TextPrompts, read_ranks
 from diagd.tokenizers.vq import VQTokenizer, read_vqgan
 from diagd.weight_files import read_tensors
 
@@ -85,7 +84,7 @@ class Emu35Prompts(TextPrompts):
     def __init__(self, folder: Path, found: Checkpoint) -> None:
         side = read_json_object(folder / "config.json")
         num_words, num_visual = _first_special(side), found.config.image_vocab_size
-        self.words = _read_words(folder / _RANKS, num_words)
+        self.words = read_ranks(folder / _RANKS, num_words, _NAMES)
         self.ours = num_visual + torch.arange(num_words + len(_NAMES))
         self.ours[_row_end(side) :] -= 1
         self.ours[_row_end(side)] = num_visual - 1
@@ -98,32 +97,6 @@ class Emu35Prompts(TextPrompts):
     def _ids(self, text: str, task: str) -> Tensor:
         said = f"{_BOS}You are a helpful assistant{task}. USER: {text}{self.behind}"
         return self.ours[torch.tensor([self.words(said, add_special_tokens=False).input_ids])]
-
-
-def _read_words(path: Path, num_words: int) -> Any:
-    """Build the text tokenizer of a file: a token in base64 and its number, a line each.
-
-    A pair of tokens merges if the whole is a token as well, the one with the lowest number first.
-    """
-    from transformers import Qwen2Tokenizer  # slow to import
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    letters, vocabulary = bytes_to_unicode(), dict[str, int]()
-    for line in filter(None, read_lines(path, "text tokenizer")):
-        token, rank = line.split()
-        vocabulary["".join(letters[byte] for byte in b64decode(token))] = int(rank)
-    if sorted(vocabulary.values()) != list(range(num_words)):
-        got = f"{len(vocabulary)} tokens (of another model?)"
-        raise ValueError(f"{path.name} must hold tokens 0 to {num_words - 1}, got {got}")
-    merges = [
-        (whole[:cut], whole[cut:])
-        for whole in sorted(vocabulary, key=lambda one: vocabulary[one])
-        for cut in range(1, len(whole))
-        if whole[:cut] in vocabulary and whole[cut:] in vocabulary
-    ]
-    words = Qwen2Tokenizer(vocab=vocabulary, merges=merges)
-    words.add_tokens(list(_NAMES), special_tokens=True)
-    return words
 
 
 EMU35 = Family(

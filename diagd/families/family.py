@@ -66,6 +66,16 @@ class TextFolder:
 
 
 @dataclass(frozen=True)
+class HandOver:
+    """Contents of what a second stage, which paints the picture, is given by a first one."""
+
+    their_ids: Tensor  # (num_embeddings,) int64, the makers' id of each of ours
+    end: int  # our id of the image end, which stands behind the last row
+    layers: tuple[int, ...]  # whose hidden states it reads the mean of (`hidden_states`)
+    side_px: int  # pixels of a token's side
+
+
+@dataclass(frozen=True)
 class RecordingFormat:
     """Files that hold the frames of a clip together with its actions."""
 
@@ -96,6 +106,8 @@ class Family:
     tokenizer: Callable[[Checkpoint], VideoTokenizer | None] | None = None
     tokenizer_folder: TokenizerFolder | None = None
     text: TextFolder | None = None  # of a text-to-image model
+    # of a model whose tokens another model paints: it has no tokenizer, and rows end in a separator
+    hand_over: Callable[[Checkpoint], HandOver] | None = None
     actions: ActionCodec | None = None  # None: by an `actions.json` beside the weights
     # actions of a family's checkpoint, if there is no such file
     name_actions: Callable[[Checkpoint], ActionCodec] | None = None

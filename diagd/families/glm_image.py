@@ -1,17 +1,18 @@
-"""GLM-Image's first stage: a GLM that writes a preview and then a picture, in our own decoder.
+"""GLM-Image's first stage, a GLM that writes a preview and then a picture.
 
-Four norms a block; half of each head turns, by frame, row and column in sections. Ours turns the
-pairs (i, i + D / 2) of a head, so heads are put in that order, and pairs that do not turn are last.
-What reads source pictures is left out: `diagd.GlmImage` has it, and all of the pipeline.
+Blocks have four norms; half of each head is rotated, by frame, row and column in sections. Our
+rotary pairs are (i, i + D / 2), so heads are reordered: pairs that are not rotated come last. The
+vision encoder for source pictures is skipped here; `diagd.GlmImage` loads it.
 """
 
 import torch
 from torch import Tensor
 
+from diagd.checks import brief
 from diagd.families.defaults import image_defaults
 from diagd.families.family import Family, Source
 from diagd.families.presets import GLM_IMAGE as PRESETS
-from diagd.families.weights import llama_fields
+from diagd.families.weights import llama_fields, with_biases
 from diagd.models.config import ModelConfig
 from diagd.weight_files import tensors_under
 
@@ -36,15 +37,16 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         else:
             weights[name] = tensor
     fields = llama_fields(weights, text, _USUAL)
-    fields["bias"] = True
-    order = _order(fields["head_dim"], sum(sections))
+    fields["bias"], head_dim, turning = True, fields["head_dim"], 2 * sum(sections)
+    share = rope.get("partial_rotary_factor", turning / head_dim)
+    if int(share * head_dim) != turning:
+        expected = f"{turning} of {head_dim} numbers of a head, as in mrope_section"
+        raise ValueError(f"partial_rotary_factor must rotate {expected}, got {brief(share)}")
+    order = _order(head_dim, sum(sections))
     for name, tensor in weights.items():
         if ".q_proj." in name or ".k_proj." in name:
-            heads = tensor.unflatten(0, (-1, fields["head_dim"]))
+            heads = tensor.unflatten(0, (-1, head_dim))
             weights[name] = heads[:, order].flatten(0, 1)
-    for name in [name for name in weights if name.endswith("_proj.weight")]:
-        rows = weights[name].new_zeros(len(weights[name]))  # only q, k and v have biases
-        weights.setdefault(name.replace("weight", "bias"), rows)
     config = ModelConfig(
         **fields,
         image_vocab_size=int((side.get("vq_config") or {}).get("num_embeddings", 16384)),
@@ -54,7 +56,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         grid_height=_USUAL.grid_height,
         grid_width=_USUAL.grid_width,
     )
-    return config, weights
+    return config, with_biases(weights)
 
 
 def _order(head_dim: int, num_turning: int) -> Tensor:

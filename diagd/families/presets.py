@@ -116,12 +116,23 @@ _GLM: dict[str, Any] = {"extra_embeddings": 168064 - 16512, "max_positions": 131
 _GLM |= {"num_kv_heads": 2, "bias": True, "post_norms": True, "num_action_ids": 128}
 _GLM |= {"position": "mrope", "rotary_sections": (8, 12, 12)}
 GLM_IMAGE = {"glm-image-9b": _model(4096, 13696, 40, 16384, (32, 32), **_GLM)}
+# With the codes what else is drawn in no picture: 32,800 ids of a second embedding table.
+_MAMMOTH: dict[str, Any] = {"num_action_ids": 32800 - 16385, "norm_eps": 1e-6, "rope_theta": 5e6}
+_MAMMOTH |= {"visual_mlp_layers": (*range(18, 36),), "num_kv_heads": 8, "qk_norm": True}
+_MAMMOTH |= {"extra_embeddings": 151936, "max_positions": 128000}
+_PREVIEW = _MAMMOTH | {"rope_theta": 1e6, "visual_mlp_layers": (*range(14, 28),), "bias": True}
+_PREVIEW |= {"num_kv_heads": 4, "qk_norm": False, "extra_embeddings": 152064}
+_PREVIEW |= {"max_positions": 32768}
+MAMMOTHMODA2 = {
+    "mammothmoda2-preview": _model(3584, 18944, 28, 16385, (32, 33), **_PREVIEW),
+    "mammothmoda2-dev": _model(4096, 12288, 36, 16385, (32, 33), **_MAMMOTH),
+}
 PRESETS: dict[str, ModelConfig] = {
     "mc-ar-doom": WORLD_SIZES["mc-ar-320x6"],  # the bundled world model
     "mc-ar-doom-small": WORLD_SIZES["mc-ar-192x4"],  # beside it, to compare sizes
 }
 PRESETS |= WORLD_SIZES | WHAM | COSMOS | MINEWORLD | IRIS
-PRESETS |= LLAMAGEN | LLAMAGEN_T2I | JANUS | CHAMELEON | EMU3 | EMU35 | GLM_IMAGE
+PRESETS |= LLAMAGEN | LLAMAGEN_T2I | JANUS | CHAMELEON | EMU3 | EMU35 | GLM_IMAGE | MAMMOTHMODA2
 
 
 def available_models() -> list[str]:

@@ -16,6 +16,7 @@ from diagd.families.glm_image import GLM_IMAGE
 from diagd.families.iris import IRIS
 from diagd.families.janus import JANUS
 from diagd.families.llamagen import LLAMAGEN, LLAMAGEN_T2I
+from diagd.families.mammothmoda2 import MAMMOTHMODA2
 from diagd.families.mineworld import MINEWORLD
 from diagd.families.wham.convert import WHAM
 from diagd.files import MISFITS, naming
@@ -33,6 +34,7 @@ OURS: tuple[Family, ...] = (
     EMU3,
     EMU35,
     GLM_IMAGE,
+    MAMMOTHMODA2,
     MINEWORLD,
 )
 

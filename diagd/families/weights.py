@@ -77,6 +77,16 @@ def sizes_of(weights: Mapping[str, Tensor], num_heads: int) -> dict[str, Any]:
     }
 
 
+def with_biases(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights of which only q, k and v have biases, with zeros for other projections."""
+    zeros = {
+        name.replace("weight", "bias"): weight.new_zeros(len(weight))
+        for name, weight in weights.items()
+        if re.search(r"[^qkv]_proj\.weight$", name)
+    }
+    return {**zeros, **weights}
+
+
 def llama_fields(
     weights: Mapping[str, Tensor], side: Mapping[str, Any], usual: ModelConfig
 ) -> dict[str, Any]:

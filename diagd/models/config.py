@@ -59,12 +59,13 @@ class ModelConfig:
     position_table: bool = False  # a fixed (frame, row, column) table is added before every block
     sliding_window: int = 0  # positions that a token sees in sliding layers, its own included
     sliding_layers: tuple[int, ...] = ()  # indices of sliding layers; the others see everything
+    visual_mlp_layers: tuple[int, ...] = ()  # with a second MLP, for ids below vocab_size
     stand_in: bool = False  # the last extra embedding was learnt to stand in at row starts
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check_value(field, getattr(self, field.name))
-        for name in ("sliding_layers", "rotary_sections"):  # JSON has lists
+        for name in ("sliding_layers", "rotary_sections", "visual_mlp_layers"):  # JSON has lists
             object.__setattr__(self, name, tuple(getattr(self, name)))
         heads, groups, head_dim = self.num_heads, self.num_kv_heads, self.head_dim
         width, codes, prefix = heads * head_dim, self.image_vocab_size, self.prefix_length
@@ -109,10 +110,12 @@ class ModelConfig:
         _refuse(self.head_norm and not self.qk_norm, rule, "qk_norm=False")
         _refuse(ties and last, "tie_embeddings needs head_size=0", last)
         _refuse(ties and extra, "tie_embeddings needs extra_embeddings=0", extra)
+        for name in ("sliding_layers", "visual_mlp_layers"):
+            layers = getattr(self, name)
+            rule = f"{name} must be different layers below num_layers={self.num_layers}"
+            known = {layer for layer in layers if 0 <= layer < self.num_layers}
+            _refuse(len(known) < len(layers), rule, list(layers))
         layers, window = self.sliding_layers, self.sliding_window
-        rule = f"sliding_layers must be different layers below num_layers={self.num_layers}"
-        known = {layer for layer in layers if 0 <= layer < self.num_layers}
-        _refuse(len(known) < len(layers), rule, list(layers))
         rule = "sliding_layers and sliding_window must both be given or neither"
         _refuse(bool(layers) != bool(window), rule, f"{list(layers)} and {window}")
 
@@ -146,7 +149,7 @@ class ModelConfig:
         """Whether Hugging Face's LLaMA computes the same, given the rotary angles."""
         is_one = (self.norm, self.mlp) == ("rms", "swiglu") and self.position != "learned"
         added = self.qk_norm, self.extra_embeddings, self.head_size, self.context_size
-        added += self.position_table, self.sliding_layers, self.post_norms
+        added += self.position_table, self.sliding_layers, self.post_norms, self.visual_mlp_layers
         return is_one and not any(added)
 
     @property

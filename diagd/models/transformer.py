@@ -46,7 +46,9 @@ class Block(nn.Module):
         self.cross_attention_layernorm = make_norm(config, config.norm_affine) if has_text else None
         self.cross_attn = CrossAttention(config, config.context_size) if has_text else None
         self.post_attention_layernorm = make_norm(config, config.norm_affine)
-        self.mlp = SwiGLU(config) if config.mlp == "swiglu" else GELU(config)
+        kind = SwiGLU if config.mlp == "swiglu" else GELU
+        self.mlp, is_two = kind(config), layer in config.visual_mlp_layers
+        self.visual_mlp = kind(config) if is_two else None
         after = [make_norm(config) if config.post_norms else nn.Identity() for _ in range(2)]
         self.post_self_attn_layernorm, self.post_mlp_layernorm = after
 
@@ -58,6 +60,7 @@ class Block(nn.Module):
         lanes: Lanes | None,
         cache: StaticKVCache | None,
         text: Text | None,
+        is_visual: Tensor | bool,
     ) -> Tensor:
         attended = self.self_attn(self.input_layernorm(x), rotary, attend, lanes, cache)
         x = x + self.post_self_attn_layernorm(attended)
@@ -65,7 +68,14 @@ class Block(nn.Module):
             assert text is not None
             normed = self.cross_attention_layernorm(x)
             x = x + self.cross_attn(normed, *text[self.self_attn.layer])
-        return x + self.post_mlp_layernorm(self.mlp(self.post_attention_layernorm(x)))
+        normed = self.post_attention_layernorm(x)
+        if self.visual_mlp is None or is_visual is False:
+            added = self.mlp(normed)
+        elif is_visual is True:
+            added = self.visual_mlp(normed)
+        else:
+            added = torch.where(is_visual, self.visual_mlp(normed), self.mlp(normed))
+        return x + self.post_mlp_layernorm(added)
 
 
 def _embedding(rows: int, size: int) -> nn.Embedding:
@@ -181,6 +191,7 @@ class Transformer(
         text: Text | None = None,
         attends: Attends | None = None,
         store: Store | None = None,
+        states: list[Tensor] | None = None,
     ) -> Tensor:
         """Run a decoding step (see `CausalModel.forward`), or the plain model without a cache.
 
@@ -190,6 +201,7 @@ class Transformer(
             attends: attention functions, for layers that see everything and for sliding ones,
                 instead of `attend` under the masks of `seen`, or without a cache causally.
             store: function that rotates a step's queries and keys, and stores keys and values.
+            states: gets the input of each layer, and the output of the last one.
         """
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
@@ -212,17 +224,36 @@ class Transformer(
         rotary = None if stack.rotary is None else stack.rotary(positions, coordinates, dtype)
         added = None if table is None else table(positions, coordinates, dtype)
         whole, near = attends
+        is_visual = self._are_visual(tokens)
         for index, layer in enumerate(stack.layers):
             hidden = hidden if added is None else hidden + added
+            if states is not None:
+                states.append(hidden)
             masked = near if index in self.config.sliding_layers else whole
             run = partial(checkpoint, layer, use_reentrant=False) if stack.recomputes else layer
-            hidden = run(hidden, rotary, masked, lanes, cache, text)
+            hidden = run(hidden, rotary, masked, lanes, cache, text, is_visual)
+        if states is not None:
+            states.append(hidden)
         hidden = stack.norm(keep_lanes(hidden, logits_to_keep))
         if self.head_proj is not None:
             hidden = F.gelu(self.head_proj(hidden))
         if self.lm_head is None:
             return F.linear(hidden, stack.embed_tokens.weight)
         return self.lm_head(hidden)
+
+    def _are_visual(self, tokens: Tensor) -> Tensor | bool:
+        """Return which lanes take `visual_mlp`, (B, L, 1); one value if all lanes agree.
+
+        On a GPU, or compiled, a step must not wait for ids: there, both MLPs run.
+        """
+        if not self.config.visual_mlp_layers:
+            return False
+        are_visual = (tokens < self.config.vocab_size)[..., None]
+        if tokens.is_cpu and not torch.compiler.is_compiling():
+            for same in (True, False):
+                if (are_visual == same).all():
+                    return same
+        return are_visual
 
     def _attends(self, seen: Seen | None, positions: Tensor) -> Attends:
         window = self.config.sliding_window
@@ -257,6 +288,26 @@ class Transformer(
             places = places if positions is None else positions
             seen = Seen.of_mask(visible, places, places)
         return self(tokens, positions, seen=seen, text=text)
+
+    @torch.inference_mode()
+    def hidden_states(self, tokens: Tensor, layers: Sequence[int] = (-1,)) -> Tensor:
+        """Run one causal pass over tokens (B, N), and average some of its hidden states.
+
+        Args:
+            layers: as transformers counts them: 0 is the embedding, n the output of layer n - 1,
+                and -1, the output of the last one, is normed.
+
+        Returns:
+            (B, N, hidden_size), of the model's dtype.
+        """
+        check_length(tokens, self.max_positions)
+        count = self.config.num_layers
+        if not layers or not all(-count <= layer + 1 and layer <= count for layer in layers):
+            raise ValueError(f"layers must be in [{-count - 1}, {count}], got {[*layers]}")
+        states = list[Tensor]()
+        self(tokens, logits_to_keep=1, states=states)
+        states[-1] = self.model.norm(states[-1])
+        return torch.stack([states[layer] for layer in layers]).mean(0)
 
     def _read_text(self, context: Tensor | None, batch_size: int) -> Text | None:
         if not (size := self.config.context_size):

@@ -33,11 +33,14 @@ from diagd.data.video import contact_sheet, save_frames, write_image
 from diagd.decoding.strategies.table import Raster, Strategy
 from diagd.families.checkpoints import contents_of, diffusers_pipeline, find_model, model_path
 from diagd.families.clip_files import prompt_suffixes
+from diagd.families.family import Checkpoint
 from diagd.files import list_files, note_left_out, read_json_object, require_file, write_json
 from diagd.flags import output_file
 from diagd.metrics.quality import psnr
+from diagd.pipeline.first_stage import write_tokens
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.options import MANY_VIDEOS, ONE_VIDEO, GenerateOptions
+from diagd.pipeline.pictures import numbered
 from diagd.pipeline.prompts import Prompt, likeness_notes, seed_of
 from diagd.pipeline.world_folder import WorldSource, check_strategy, codec_of, decide
 from diagd.system import only_writer, provenance, refuse_other_run
@@ -56,11 +59,11 @@ Made = tuple[dict[str, Any], Tensor, float]
 class PromptWorker:
     """A world that continues prompts, several at once, with the given options."""
 
-    def __init__(self, options: GenerateOptions) -> None:
+    def __init__(self, options: GenerateOptions, found: Checkpoint | None = None) -> None:
         if options.size is not None:
-            raise ValueError("size is for GLM-Image; other models have one of their own")
+            raise ValueError("size is for GLM-Image and MammothModa2; others have one of their own")
         self.options, self.device = options, device_of(options.device)
-        found = find_model(options.model, options.config, options.adapter)
+        found = found or find_model(options.model, options.config, options.adapter)
         defaults = found.defaults
         self.sampling = options.sampling(defaults)
         self.strategy = options.decoding(defaults, found.config.grid_height)
@@ -346,13 +349,16 @@ def main(options: GenerateOptions) -> dict[str, Any]:
         return _continue_many(options, options.prompts, options.out)
     if diffusers_pipeline(model_path(options.model)):
         return importlib.import_module(GLM_IMAGE).draw_pictures(options)
+    found = find_model(options.model, options.config, options.adapter)
+    if found.family.hand_over is not None:
+        return write_tokens(options, found)
     console = make_console()
     output = options.out or Path("dream.mp4")
     prompt_file = options.prompt or Path(options.model) / "prompt.mp4"
     for path in map(output_file, (output, output.with_suffix(".png"))):
         if path.exists() and prompt_file.exists() and path.samefile(prompt_file):
             raise ValueError(f"output would overwrite the prompt {path}: choose another name")
-    worker = PromptWorker(options)
+    worker = PromptWorker(options, found)
     prompt = worker.read(options.prompt)
     if options.out is None and worker.makes_pictures:
         output = output.with_suffix(".png")
@@ -427,8 +433,7 @@ def _write(
     """Write the prompt followed by the generated frames, or each image; runs side by side."""
     if is_picture:
         images = torch.cat([video.frames for video in videos], dim=2)
-        numbers = [f"-{i}" for i in range(len(images))] if len(images) > 1 else [""]
-        paths = [output.with_stem(f"{output.stem}{number}") for number in numbers]
+        paths = numbered(output, len(images))
         for path, image in zip(paths, images, strict=True):
             write_image(path, image.cpu())
         return paths

@@ -1,15 +1,16 @@
-"""GLM-Image: tokens of a picture by diagonals, and its pixels by diffusers' `GlmImagePipeline`.
+"""Generate pictures with GLM-Image: tokens by diagonals, pixels by diffusers' `GlmImagePipeline`.
 
-Its class of transformers writes a small preview and then the picture, a token for 32 x 32 pixels;
-behind source pictures, which it reads as tokens, the picture alone. A diffusion transformer and a
-VAE paint what the tokens say. A folder is the release's: a pipeline of diffusers.
+The first stage, a decoder of ours, writes a small preview and then the picture, a token for 32 x 32
+pixels; behind source pictures the picture alone. The vision encoder of transformers reads those as
+tokens. A diffusion transformer and a VAE paint the tokens. Reads the release's folder, a pipeline
+of diffusers.
 """
 
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,31 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
-from diagd.backends.devices import device_of
+from diagd.backends.devices import device_of, dtype_of
+from diagd.backends.names import Backend, DTypeChoice
+from diagd.backends.prepare import NATIVE_DTYPES, choose_dtype, prepare
 from diagd.checks import read_size, whole
-from diagd.console import make_console, print_records, progress, waiting
+from diagd.console import progress, waiting
 from diagd.data.video import read_video, write_image
 from diagd.decoding.generate_tokens import GenerationStats, generate_grids
+from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import FrameFormat, Section
 from diagd.decoding.strategies.table import Strategy, as_strategy
-from diagd.families.checkpoints import WEIGHTS_FILE, diffusers_pipeline, model_path, read_shards
+from diagd.families.checkpoints import (
+    WEIGHTS_FILE,
+    build_model,
+    diffusers_pipeline,
+    find_model,
+    model_path,
+    read_shards,
+)
 from diagd.families.defaults import GenerationDefaults, image_defaults
-from diagd.files import MISFITS, naming, require_folder, write_bytes
-from diagd.models.huggingface import HuggingFaceModel
+from diagd.files import MISFITS, naming, read_json_object, require_folder, write_bytes
 from diagd.pipeline.options import GenerateOptions
+from diagd.pipeline.pictures import numbered, refuse_others, report_pictures
 from diagd.pipeline.prompts import Picture, as_frames
-from diagd.weight_files import check_fit, read_weights
+from diagd.weight_files import assign_weights, check_fit, read_weights, tensors_under
 
 PIPELINE = "GlmImagePipeline"
 SIDE_PX = 32  # of a token
@@ -104,61 +115,74 @@ class _Asked:
 
 @dataclass(frozen=True, eq=False)
 class GlmImage:
-    """GLM-Image: a text, and maybe source pictures, become a picture.
+    """GLM-Image: turns a text, and source pictures if there are any, into a picture.
 
     Args:
         model: the first stage, which writes tokens.
-        processor: makes prompts of texts and pictures.
-        painter: `GlmImagePipeline` of diffusers without the first stage; None: tokens are all.
-        defaults: how its makers use the first stage.
+        encoder: reads source pictures as tokens: transformers' class without its decoder.
+        processor: turns texts and pictures into prompts.
+        painter: `GlmImagePipeline` of diffusers without the first stage; None: only tokens are
+            generated.
+        defaults: sampling of the first stage by its makers.
+        dtype, backend: names of the weight type and the execution backend of the first stage.
     """
 
-    model: HuggingFaceModel
+    model: CausalModel
+    encoder: Any
     processor: Any
     painter: Any
     defaults: GenerationDefaults
+    dtype: str
+    backend: Backend
 
     @classmethod
     def from_pretrained(
         cls,
         name_or_path: str | Path,
         device: torch.device | str = "cpu",
-        dtype: torch.dtype | str = "auto",
+        dtype: torch.dtype | DTypeChoice = "auto",
+        backend: Backend = "auto",
     ) -> "GlmImage":
         """Load a folder of the release, or `user/name` on the Hugging Face Hub.
 
-        The first stage and its processor must be there; where the rest is missing, pictures are
-        tokens. `dtype` is a floating-point type of torch; auto: that of the files.
+        The first stage and its processor are required; without the rest, pictures are tokens.
+        `dtype` and `backend` are those of `VideoGenerator.from_pretrained`. With int8, everything
+        but the first stage keeps the type of the files.
 
         Raises:
-            FileNotFoundError, ValueError: something is missing or damaged, or another model's.
+            FileNotFoundError, ValueError: a part is missing or damaged, or is another model's.
         """
         folder, device = model_path(name_or_path), device_of(str(device))
         if (given := diffusers_pipeline(folder)) != PIPELINE:
             raise ValueError(f"{folder}: expected model_index.json of {PIPELINE}, got {given}")
         stage = require_folder(folder / STAGE, "first stage of GLM-Image")
         words = require_folder(folder / PROCESSOR, "text tokenizer and processor")
-        model = _load_stage(stage, dtype)
+        encoder, weights, defaults = _read_stage(stage)
         with naming(f"{words}: no processor of GLM-Image", _DAMAGE):
             from transformers import GlmImageProcessor  # slow to import
 
             processor = GlmImageProcessor.from_pretrained(words, local_files_only=True)
-        codes = model.image_range[1] if model.image_range else 0
         start = processor.tokenizer.convert_tokens_to_ids(processor.bos_token)
-        if start != model.vocabulary.image_start:
+        if start != encoder.config.image_start_token_id:
             raise ValueError(
                 f"{words}: its image start is id {start}, the model's "
-                f"{model.vocabulary.image_start}: another model's"
+                f"{encoder.config.image_start_token_id}: another model's"
             )
+        found = find_model(stage)
+        if dtype == "fastest" and backend not in ("auto", "native"):
+            dtype = "auto"  # only our kernels are timed in int8
+        name: Any = str(dtype).removeprefix("torch.")
+        chosen = choose_dtype(name, device, found.config)
+        wide, stored = dtype_of(chosen), found.weights["model.norm.weight"].dtype
+        if chosen == "int8" and stored in NATIVE_DTYPES:
+            wide = stored  # rounded to the same integers, in half the memory if it is bfloat16
         there = [name for name in PAINTERS[:2] if (folder / name).is_dir()]
-        painter = _load_painter(folder, codes, model.dtype, device) if there else None
-        model.model.to(device)
-        drawn = {
-            name: getattr(model.model.generation_config, name)
-            for name in ("temperature", "top_k", "top_p")
-        }
-        given = {name: value for name, value in drawn.items() if value is not None}
-        return cls(model, processor, painter, image_defaults(**{"top_p": None} | given))
+        codes = found.config.image_vocab_size
+        painter = _load_painter(folder, codes, wide, device) if there else None
+        assign_weights(encoder, weights, stage, device, wide)
+        own = build_model(found, device, wide)
+        model, used = prepare(own, backend, chosen == "int8")
+        return cls(model, encoder.eval(), processor, painter, defaults, chosen, used)
 
     def generate(
         self,
@@ -194,7 +218,9 @@ class GlmImage:
         texts, strategy = [text] if isinstance(text, str) else list(text), as_strategy(strategy)
         pictures = [Image.fromarray(as_frames(one)[0].cpu().numpy()) for one in sources]
         asked = [self._ask(one, size_px, pictures) for one in texts]
-        options = self.defaults.sampling(sampling, self.model.image_range)
+        options = self.defaults.sampling(
+            sampling, (0, self.encoder.config.vq_config.num_embeddings)
+        )
         out = generate_grids(
             self.model,
             [one.prompt for one in asked],
@@ -234,7 +260,7 @@ class GlmImage:
         expected = [[1, one.height, one.width] for one in reversed(grids)]
         if sizes[len(pictures) :].tolist() != expected:
             raise ValueError(f"its processor asks for grids {sizes.tolist()}, expected {expected}")
-        model, device = self.model.model, self.model.device
+        model, device = self.encoder, self.model.device
         if pictures:
             sizes = sizes[: len(pictures)].to(device)
             seen: Any = model.get_image_features(read["pixel_values"].to(device), sizes)
@@ -301,7 +327,8 @@ def _without_bars() -> Iterator[None]:
 
 
 @_without_bars()
-def _load_stage(folder: Path, dtype: torch.dtype | str) -> HuggingFaceModel:
+def _read_stage(folder: Path) -> tuple[Any, dict[str, Tensor], GenerationDefaults]:
+    """Return the vision encoder, on the meta device, its weights, and sampling as released."""
     from transformers import GlmImageConfig, GlmImageForConditionalGeneration  # slow to import
 
     index = folder / "model.safetensors.index.json"
@@ -310,11 +337,17 @@ def _load_stage(folder: Path, dtype: torch.dtype | str) -> HuggingFaceModel:
         with torch.device("meta"):
             config = GlmImageConfig.from_pretrained(folder, local_files_only=True)
             empty = GlmImageForConditionalGeneration(config)
-        check_fit(empty, weights, folder)  # what does not, transformers fills with random numbers
-        model = GlmImageForConditionalGeneration.from_pretrained(
-            folder, dtype=dtype, local_files_only=True
-        )
-        return HuggingFaceModel(model)
+        check_fit(empty, weights, folder)
+        encoder = empty.model
+        del encoder.language_model
+        drawn = folder / "generation_config.json"
+        said = read_json_object(drawn) if drawn.is_file() else {}
+        given = {name: said.get(name) for name in ("temperature", "top_k", "top_p")}
+        if given["temperature"] is None:
+            del given["temperature"]
+        defaults = image_defaults(**given)
+    own = tensors_under("model.", weights)
+    return encoder, {name: own[name] for name in encoder.state_dict()}, defaults
 
 
 @_without_bars()
@@ -342,31 +375,19 @@ def _load_painter(folder: Path, codes: int, dtype: torch.dtype, device: torch.de
     return painter.to(device)
 
 
-# what `diagd generate` takes for GLM-Image; `backend` and `dtype` as far as its class has them
-FLAGS = {
-    *("model", "text", "size", "prompt", "images", "out", "seed", "device", "dtype", "guidance"),
-    *("strategy", "row_lag", "temperature", "top_k", "top_p"),
+FLAGS = {  # of `diagd generate` that GLM-Image supports
+    *("model", "text", "size", "prompt", "images", "out", "seed", "device", "dtype", "backend"),
+    *("strategy", "row_lag", "temperature", "top_k", "top_p", "guidance"),
 }
 SIZE_PX = 1024, 1024
-COLUMNS = {
-    "": "{strategy}",
-    "tokens": "{num_tokens}",
-    "steps": "{num_steps}",
-    "seconds": "{seconds:.2f}",
-    "tokens/s": "{tokens_per_second:.0f}",
-}
 
 
 def draw_pictures(options: GenerateOptions) -> dict[str, Any]:
     """Generate pictures as options say; write them, or their tokens, and print what it took."""
-    for field in fields(options):
-        if field.name not in FLAGS and getattr(options, field.name) != field.default:
-            raise ValueError(f"{field.name} is for other models than GLM-Image: leave it out")
+    refuse_others(options, FLAGS, "GLM-Image")
     if options.text is None:
         raise ValueError('GLM-Image makes pictures of texts: give --text, such as "a house"')
     check_text(options.text)
-    if options.dtype in ("fastest", "int8"):
-        raise ValueError(f"dtype of GLM-Image must be auto or a float's, got {options.dtype}")
     size_px = read_size(options.size, "size", "1024x1024") if options.size else SIZE_PX
     formats = grids_of(*size_px)
     sources = [] if options.prompt is None else [read_video(options.prompt, last=1).frames]
@@ -374,9 +395,9 @@ def draw_pictures(options: GenerateOptions) -> dict[str, Any]:
     strategy = options.decoding(GenerationDefaults(), formats[-1].height)
     for one in formats:  # before anything is loaded
         strategy.check(one.grid)
-    dtype = "auto" if options.dtype == "auto" else getattr(torch, options.dtype)
+    machine = options.device, options.dtype, options.backend
     with waiting(f"loading {options.model}"):
-        pictures = GlmImage.from_pretrained(options.model, options.device, dtype)
+        pictures = GlmImage.from_pretrained(options.model, *machine)
     scale = options.guidance  # the painter's; the first stage has none
     painting: dict[str, Any] = {} if scale is None else {"guidance_scale": scale}
     what, count = f"generating {options.images} pictures, {strategy}", options.images * len(formats)
@@ -391,12 +412,11 @@ def draw_pictures(options: GenerateOptions) -> dict[str, Any]:
             on_grid=job.reach,
             **painting,
         )
-    output, console = options.out or Path("dream.png"), make_console()
-    numbers = [f"-{i}" for i in range(len(made))] if len(made) > 1 else [""]
-    paths = [output.with_stem(f"{output.stem}{number}") for number in numbers]
+    note, suffix = None, None
     if pictures.painter is None:
-        paths = [path.with_suffix(".safetensors") for path in paths]
-        console.print("note: no transformer and vae are in the folder, so tokens are written")
+        note = "no transformer and vae are in the folder, so tokens are written"
+        suffix = ".safetensors"
+    paths = numbered(options.out or Path("dream.png"), len(made), suffix)
     for path, one in zip(paths, made, strict=True):
         if one.pixels is not None:
             write_image(path, one.pixels)
@@ -406,9 +426,5 @@ def draw_pictures(options: GenerateOptions) -> dict[str, Any]:
             write_bytes(path, save(tensors))
     of_one = sum(frame.grid.num_tokens for frame in formats)
     stats = {"num_tokens": of_one * len(made), **asdict(made[0].stats)}
-    run = {"strategy": strategy.name, **stats}
-    print_records(console, f"{options.model}, {pictures.model.dtype}", COLUMNS, [run])
-    console.print(f"wrote {' and '.join(map(str, paths))}")
-    written, is_painted = list(map(str, paths)), pictures.painter is not None
-    files = {"pictures": written if is_painted else None, "tokens": None if is_painted else written}
-    return {"output": written[0], **files, "runs": [run]}
+    how = f"{pictures.dtype}, {pictures.backend}"
+    return report_pictures(options, strategy, stats, how, paths, note)

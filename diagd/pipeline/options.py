@@ -103,7 +103,8 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, AdapterFlag, P
     text: str | None = None  # description of the image or video, for models with text input
     text_encoder: Path | None = None  # folder of the T5 text encoder (Cosmos)
     text_embedding: Path | None = None  # encoded text (safetensors), instead of the above
-    size: str | None = None  # of an image by GLM-Image: HEIGHTxWIDTH pixels, multiples of 32
+    # of an image by GLM-Image or MammothModa2: HEIGHTxWIDTH pixels, multiples of 32
+    size: str | None = None
     frames: int | None = None  # number of frames to generate
     images: int = 1  # number of images to generate, with seeds --seed, --seed + 1, ...
     # .mp4, .gif or .webp, with a contact sheet as .png; or .png, the sheet alone, or the image of

@@ -4,6 +4,7 @@ Cosmos pads every prompt to 512 positions, sets those after the text to zero and
 them; so does this module.
 """
 
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.files import naming, read_json_object, require_file, require_folder
+from diagd.files import naming, read_json_object, read_lines, require_file, require_folder
 from diagd.weight_files import read_weights
 
 NUM_PLACES = 512
@@ -63,7 +64,7 @@ def text_states(text: str, folder: str | Path, max_tokens: int) -> Tensor:
         raise ValueError("text must not be empty")
     folder = require_folder(folder, "text encoder folder")
     with naming(f"{folder}: not a T5 encoder", (OSError, ValueError, SafetensorError)):
-        words = _load(folder)
+        words = load_words(folder)
         encoder = T5EncoderModel.from_pretrained(folder, local_files_only=True)
         end = encoder.config.eos_token_id
         _check_ids(words, {words.eos_token: end})
@@ -85,7 +86,7 @@ def read_words(folder: Path, side: Mapping[str, Any] | None = None) -> Any:
 
     The ids are those in the model's config.json: `side`, or else the one in the folder, if any.
     """
-    words, config = _load(folder), folder / "config.json"
+    words, config = load_words(folder), folder / "config.json"
     if words.bos_token_id is None:
         raise ValueError("the tokenizer has no BOS token (see tokenizer_config.json)")
     if side is None:
@@ -95,8 +96,8 @@ def read_words(folder: Path, side: Mapping[str, Any] | None = None) -> Any:
     return words
 
 
-def _load(folder: Path) -> Any:
-    """Load tokenizer.json unchanged, running no code of the folder.
+def load_words(folder: Path) -> Any:
+    """Load a folder's tokenizer.json unchanged, running no code of the folder.
 
     AutoTokenizer would rebuild it for the class named in tokenizer_config.json, differently in each
     version of transformers: spaces and BOS were lost.
@@ -106,6 +107,32 @@ def _load(folder: Path) -> Any:
     require_file(folder / "tokenizer.json", "text tokenizer")
     with naming(_UNREADABLE, Exception):
         return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+
+
+def read_ranks(path: Path, num_words: int, names: Sequence[str]) -> Any:
+    """Build the tokenizer of a file, a token in base64 and its number a line, and of names behind.
+
+    A pair of tokens merges if the whole is a token as well, the one with the lowest number first.
+    """
+    from transformers import Qwen2Tokenizer  # slow to import
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters, vocabulary = bytes_to_unicode(), dict[str, int]()
+    for line in filter(None, read_lines(path, "text tokenizer")):
+        token, rank = line.split()
+        vocabulary["".join(letters[byte] for byte in b64decode(token))] = int(rank)
+    if sorted(vocabulary.values()) != list(range(num_words)):
+        got = f"{len(vocabulary)} tokens (of another model?)"
+        raise ValueError(f"{path.name} must hold tokens 0 to {num_words - 1}, got {got}")
+    merges = [
+        (whole[:cut], whole[cut:])
+        for whole in sorted(vocabulary, key=lambda one: vocabulary[one])
+        for cut in range(1, len(whole))
+        if whole[:cut] in vocabulary and whole[cut:] in vocabulary
+    ]
+    words = Qwen2Tokenizer(vocab=vocabulary, merges=merges)
+    words.add_tokens(list(names), special_tokens=True)
+    return words
 
 
 def _check_ids(words: Any, known: Mapping[Any, Any]) -> None:

@@ -1,6 +1,8 @@
-"""The socket of a local server, patience with its clients, and refusal of what others send."""
+"""The socket of a local server, patience with clients, keys, and refusal of what others send."""
 
 import asyncio
+import hashlib
+import hmac
 import ipaddress
 import os
 import re
@@ -8,21 +10,32 @@ import socket
 from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import parse_qs
 
 import h11
 import uvicorn
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse
+from starlette.requests import ClientDisconnect, Request, cookie_parser
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+)
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_CONNECTIONS = 200
 SECONDS_TO_ASK = 10.0
+NO_KEY = "a valid API key is needed"
+LOGIN = Path(__file__).with_name("static") / "login.html"
+OF_LOGIN = ("/static/style.css", "/static/icon.svg")
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)  # of what is sent to us
 T = TypeVar("T")
 HOST = re.compile(r"(?:([\w.-]+)|\[([0-9a-f:.]+)\])(?::[0-9]{1,5})?", re.ASCII | re.I)
@@ -122,7 +135,7 @@ _RULES = {  # a page loads its own scripts, styles, pictures and clips, and noth
     "content-security-policy": (
         "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; "
         "connect-src 'self'; img-src 'self' blob: data:; media-src 'self' blob:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -148,6 +161,71 @@ def guarded(app: ASGIApp, allowed_hosts: Collection[str], origins: Collection[st
             answer = WebSocketClose(1008, complaint)
         elif complaint:
             answer = PlainTextResponse(complaint, 403)
+        await answer(scope, receive, send)
+
+    return check
+
+
+class Keys:
+    """Keys that clients must have, compared in constant time; a cookie holds a digest of one."""
+
+    def __init__(self, keys: Collection[str]) -> None:
+        self.names = {  # for logs and cookies, by what is compared
+            _proof(key): f"key-{hashlib.sha256(key.encode()).hexdigest()[:8]}" for key in keys
+        }
+
+    def of(self, headers: Headers) -> str | None:
+        """Return the name of the key that a client has shown, or None."""
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        kept = cookie_parser(headers.get("cookie", ""))
+        shown = [_proof(key)] if scheme.lower() == "bearer" else []
+        return self._find([*shown, *(kept.get(name, "") for name in self.names.values())])
+
+    def _find(self, shown: Collection[str]) -> str | None:
+        known = [  # compare with all keys, in constant time
+            name
+            for proof, name in self.names.items()
+            for one in shown
+            if hmac.compare_digest(proof.encode(), one.encode())
+        ]
+        return known[0] if known else None
+
+    async def log_in(self, request: Request) -> Response:
+        """Answer the page's form: it sends the key once, and the cookie from then on."""
+        try:
+            body = await read_body(request, 1024, SECONDS_TO_ASK)
+        except HTTPException as error:
+            return PlainTextResponse(error.detail, error.status_code)
+        proof = _proof(parse_qs(body.decode("latin-1")).get("key", [""])[0].strip())
+        if (name := self._find([proof])) is None:
+            return _login_page("This key is not known here.")
+        there = f"./?{request.url.query}" if request.url.query else "./"
+        answer, is_secure = RedirectResponse(there, 303), request.url.scheme == "https"
+        answer.set_cookie(name, proof, path=None, secure=is_secure, httponly=True, samesite="lax")
+        return answer
+
+
+def _proof(key: str) -> str:
+    return hmac.digest(key.encode(), b"diagd", "sha256").hex()
+
+
+def _login_page(problem: str = "") -> Response:
+    page = LOGIN.read_text(encoding="utf-8").replace("PROBLEM", problem)
+    return HTMLResponse(page, 401)
+
+
+def locked(app: ASGIApp, keys: Keys) -> ASGIApp:
+    """Serve an app of a page to those who show a key, and ask people for theirs."""
+
+    async def check(scope: Scope, receive: Receive, send: Send) -> None:
+        answer = app
+        is_open = scope["type"] == "lifespan" or scope["path"] in OF_LOGIN
+        if not is_open and keys.of(Headers(scope=scope)) is None:
+            answer = JSONResponse({"detail": NO_KEY}, 401)
+            if scope["type"] == "http" and scope["path"] == "/":
+                is_form = scope["method"] == "POST"
+                request = Request(scope, receive)
+                answer = await keys.log_in(request) if is_form else _login_page()
         await answer(scope, receive, send)
 
     return check

@@ -114,7 +114,8 @@ def test_separators_that_end_rows_are_known_beforehand(case):
     assert_close(logits, expected[:, drawn])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# sequences of GLM-Image have grids of two sizes, and are not trained on
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "glm-image"])
 def test_every_kind_of_model_is_forced_alike(kind):
     """3-D rotary and learned positions take the slot of the lane, stand-ins included."""
     model = tiny_model(vocab_size=VOCAB_SIZE, image_vocab_size=NUM_VISUAL, **KINDS[kind])

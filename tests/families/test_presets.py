@@ -34,7 +34,7 @@ def test_no_two_presets_have_one_name():
     tables = [
         *(presets.WORLD_SIZES, presets.WHAM, presets.COSMOS, presets.MINEWORLD, presets.IRIS),
         *(presets.LLAMAGEN, presets.LLAMAGEN_T2I, presets.JANUS, presets.CHAMELEON, presets.EMU3),
-        *(presets.EMU35, presets.GLM_IMAGE),
+        *(presets.EMU35, presets.GLM_IMAGE, presets.MAMMOTHMODA2),
     ]
     assert len(PRESETS) == sum(map(len, tables)) + 2  # the bundled models
 

@@ -80,9 +80,10 @@ def test_unknown_and_missing_fields_are_named():
         ({"sliding_layers": ["0"]}, "sliding_layers must be a list of integers, got ['0']"),
         *(
             (
-                {"sliding_layers": layers, "sliding_window": 9},
-                f"sliding_layers must be different layers below num_layers=2, got {layers}",
+                {name: layers, "sliding_window": 9},
+                f"{name} must be different layers below num_layers=2, got {layers}",
             )
+            for name in ("sliding_layers", "visual_mlp_layers")
             for layers in ([0, 2], [1, 1], [-1])
         ),
         (

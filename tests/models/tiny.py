@@ -25,6 +25,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "cosmos": {"position": "rope3d", "qk_norm": True, "yarn_factor": 2.0, "extra_embeddings": 3},
     "chameleon": {"qk_norm": True, "head_norm": True, "head_size": 20},  # and Janus
     "llamagen": {"num_kv_heads": 4, "position": "rope2d"},
+    "glm-image": {  # all heads together are narrower than the stream
+        "hidden_size": 40,
+        "bias": True,
+        "post_norms": True,
+        "position": "mrope",
+        "rotary_sections": (1, 1, 1),  # a pair stays
+    },
     "wham": {
         "num_kv_heads": 4,
         "norm": "layer",
@@ -33,6 +40,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "position": "learned",
         "tie_embeddings": True,
     },
+    "mammothmoda2": {"visual_mlp_layers": (1,), "extra_embeddings": 3},
     "wham-v2": {"norm": "layer", "norm_affine": False, "mlp": "gelu", "position": "learned"},
 }
 

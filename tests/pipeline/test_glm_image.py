@@ -2,14 +2,17 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from transformers import GlmImageForConditionalGeneration
 
 import diagd
+from diagd.backends.prepare import prepare
 from diagd.data.video import read_video
 from diagd.pipeline.glm_image import GlmImage, grids_of
 from tests.pipeline.glm_image import (
@@ -126,6 +129,47 @@ def test_texts_of_a_batch_are_each_as_alone(glm):
         assert torch.equal(made.pixels, alone.pixels)
 
 
+def test_tokens_are_those_of_its_class(folder):
+    """Its own reading of source pictures, and its own logits."""
+    theirs = GlmImageForConditionalGeneration.from_pretrained(folder / "vision_language_encoder")
+    glm = GlmImage.from_pretrained(folder, dtype="float32")
+    source, text = picture(96, 160), "a house"
+    asked = glm._ask(text, SIZE_PX, [source])
+    chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
+    said = glm.processor.apply_chat_template(chat, tokenize=False)
+    read = glm.processor([source], [said], target_h=192, target_w=256, return_tensors="pt")
+    pixels, sizes = read["pixel_values"], read["image_grid_thw"][:1]
+    with torch.inference_mode():
+        features = theirs.get_image_features(pixels, sizes).pooler_output
+        ids = theirs.get_image_tokens(features, sizes)
+    assert torch.equal(asked.source_tokens()[0].flatten(), ids)
+    out = diagd.generate_grids(
+        diagd.HuggingFaceModel(theirs),
+        [asked.prompt],
+        [asked.grids],
+        "k=1",
+        glm.defaults.sampling(None, (0, CODES)),
+        4,
+        sections=[asked.sources],
+    )
+    made = glm.generate(text, SIZE_PX, [source], seed=4, num_inference_steps=1)
+    assert torch.equal(made[0].tokens, out.tokens[0][0])
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_int8_is_rounded_from_the_type_of_the_files(stage, stored):
+    path = stage / "vision_language_encoder" / "model.safetensors"
+    weights = {name: tensor.to(stored) for name, tensor in load_file(path).items()}
+    save_file(weights, path, {"format": "pt"})
+    made = GlmImage.from_pretrained(stage, dtype="int8")
+    assert (made.dtype, made.backend) == ("int8", "native")
+    assert next(made.encoder.parameters()).dtype == stored
+    wide = diagd.load_model(path.parent)  # in float32
+    same = replace(made, model=prepare(wide, "native", int8=True)[0])
+    tokens = [one.generate("a", SIZE_PX)[0].tokens for one in (made, same)]
+    assert torch.equal(*tokens)
+
+
 def test_tokens_are_drawn_as_the_release_says_out_of_all_codes(glm):
     """transformers' own generate adds a top_k of 50."""
     defaults = glm.defaults
@@ -153,7 +197,8 @@ def test_the_command_writes_a_picture(draw, tmp_path):
     assert report["pictures"] == ["house-0.png", "house-1.png"]
     assert read_video("house-1.png").frames.shape == (1, 192, 256, 3)
     picture(96, 160).save(tmp_path / "source.png")
-    assert draw("--image", tmp_path / "source.png", "--guidance", 1).code == 0
+    narrow = "--dtype", "int8", "--backend", "native"
+    assert draw("--image", tmp_path / "source.png", "--guidance", 1, *narrow).code == 0
     assert read_video("dream.png").frames.shape == (1, 192, 256, 3)
 
 
@@ -175,10 +220,13 @@ def test_without_the_second_stage_the_command_writes_tokens(draw, stage, tmp_pat
         (["--size", "1024"], "size must look like HEIGHTxWIDTH .*, got '1024'"),
         (["-k", "20"], r"row_lag must be in \[1, width=18\], got 20"),
         (["--frames", "2"], "frames is for other models than GLM-Image"),
-        (["--backend", "native"], "backend is for other models than GLM-Image"),
-        (["--dtype", "int8"], "dtype of GLM-Image must be auto or a float's, got int8"),
+        (["--backend", "webgpu"], "backend webgpu does not support norms behind layers"),
+        (["--backend", "eager", "--dtype", "int8"], "int8 needs backend native or webgpu on the"),
         (["--text", " "], "expected a text, got an empty one"),
-        (["--model", "doom"], "size is for GLM-Image; other models have one of their own"),
+        (
+            ["--model", "doom"],
+            "size is for GLM-Image and MammothModa2; others have one of their own",
+        ),
         (["--temperature", "-1"], "temperature must be 0 or more"),
     ],
 )

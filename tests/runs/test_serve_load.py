@@ -1,7 +1,9 @@
 import torch
 
 from diagd.pipeline.generator import VideoGenerator
-from runs.serve_load import NAMES, quantiles, write_images
+from runs.serve_load import NAMES, play, quantiles, write_images
+from tests.web.play.serving import serving
+from tests.worlds import write_scenes, write_world
 
 
 def test_the_model_that_is_loaded_makes_guided_images(tmp_path):
@@ -14,3 +16,11 @@ def test_the_model_that_is_loaded_makes_guided_images(tmp_path):
 def test_quantiles_are_those_of_what_was_measured():
     assert quantiles([2.0]) == {"p50_s": 2.0, "p99_s": 2.0}
     assert quantiles([1.0, 2.0, 3.0]) == {"p50_s": 2.0, "p99_s": 2.98}
+
+
+def test_players_share_the_frames_of_a_load(tmp_path):
+    with serving(write_scenes(write_world(tmp_path / "world")), max_sessions=3) as served:
+        row = play(served.url, "k=1", 3, num_frames=7, at_once=2)
+    assert served.scheduler.frames >= 3 * (1 + 2)  # one each to warm up
+    assert (row["clients"], 0 < row["p50_s"] <= row["p99_s"]) == (3, True)
+    assert row["of_each"] <= row["frames_per_second"]

@@ -46,8 +46,9 @@ def check_kernels(library: ctypes.CDLL) -> None:
         grid_height=3,
         grid_width=5,
         qk_norm=True,
+        post_norms=True,
     )
-    by_head = replace(gated, num_kv_heads=4, head_norm=True, head_size=50)
+    by_head = replace(gated, num_kv_heads=4, head_norm=True, head_size=50, post_norms=False)
     plain = replace(by_head, norm="layer", mlp="gelu", bias=True, position="learned")
     for config in (gated, replace(plain, sliding_window=21, sliding_layers=(1,))):
         model = Transformer.random(config)

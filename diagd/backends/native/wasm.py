@@ -21,7 +21,7 @@ from diagd.decoding.schedule import Order, SequenceLayout, make_plan
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.vq import VQTokenizer
 
-MAGIC, VERSION = 0x64676961, 5
+MAGIC, VERSION = 0x64676961, 6
 BLOCK = 16  # columns of a block of weights, for registers of 16 bytes
 ALIGNED = 64  # bytes
 

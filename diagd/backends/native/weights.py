@@ -56,7 +56,7 @@ HIGHEST_GAIN = 3  # times the median: 1.6 at most in the bundled worlds, 14 in S
 
 
 def has_kernels(config: ModelConfig) -> bool:
-    others = config.context_size, config.position_table, config.post_norms
+    others = config.context_size, config.position_table, config.visual_mlp_layers
     return not any(others) and config.mlp != "exact_gelu" and config.head_dim <= MAX_HEAD_DIM
 
 
@@ -87,8 +87,8 @@ class NativeWeights:
         self.config = config = model.config
         if not has_kernels(config):
             raise ValueError(
-                "native kernels do not support cross-attention, position tables, exact GELU, norms "
-                f"behind layers or head_dim above {MAX_HEAD_DIM}, got {config.head_dim}"
+                "native kernels do not support cross-attention, position tables, exact GELU in "
+                f"MLPs, second MLPs or head_dim above {MAX_HEAD_DIM}, got {config.head_dim}"
             )
         if weights == "int8" and (size := config.head_dim) > MAX_DUOS:
             raise ValueError(f"native int8 kernels need head_dim <= {MAX_DUOS}, got {size}")
@@ -122,6 +122,8 @@ class NativeWeights:
         norms = {
             "norm1": block.input_layernorm,
             "norm2": block.post_attention_layernorm,
+            "post1": block.post_self_attn_layernorm,
+            "post2": block.post_mlp_layernorm,
             "q_norm": attention.q_norm,
             "k_norm": attention.k_norm,
         }

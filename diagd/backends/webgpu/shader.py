@@ -45,8 +45,8 @@ def check_shape(config: ModelConfig, dtype: torch.dtype) -> None:
     """Raise ValueError if the shaders do not support a model."""
     if config.context_size or config.position_table:
         raise ValueError("backend webgpu does not support cross-attention or a position table")
-    if config.post_norms:
-        raise ValueError("backend webgpu does not support norms behind layers")
+    if config.post_norms or config.visual_mlp_layers:
+        raise ValueError("backend webgpu does not support norms behind layers or a second MLP")
     if config.mlp == "exact_gelu":
         raise ValueError("backend webgpu does not support exact GELU in MLPs")
     if config.head_size or config.head_norm:

@@ -11,6 +11,7 @@ from diagd.checks import check_at_least, check_values
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.files import require_folder
 from diagd.pipeline.options import AdapterFlag, MachineFlags, OutputFolder
+from diagd.web.options import AccessFlags, ReplicaFlags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,22 +34,21 @@ class WorldFlags(AdapterFlag):
 
 
 @dataclass(frozen=True)
-class PlayOptions(WorldFlags, MachineFlags):
+class PlayOptions(WorldFlags, ReplicaFlags, AccessFlags, MachineFlags):
     """Play a world model in the browser, generated frame by frame; Ctrl-C stops the server."""
 
     dtype: DTypeChoice = "fastest"  # weight type; fastest: float32, bfloat16 or int8
     # context of the model in frames; fewer are faster; default: its own
     remember: int | None = None
-    host: str = "127.0.0.1"  # address to listen on; 0.0.0.0: the whole network
     port: int = 8421  # 0: any free port
-    allow_host: tuple[str, ...] = ()  # additional host names of this server
     open: bool = True  # open the page in a browser
-    max_sessions: int = 4  # maximum number of players at once
+    max_sessions: int = 4  # maximum number of players at once, of each replica
     idle_seconds: float = 300.0  # end sessions without input after this time
     recordings: Path = Path()  # folder for recordings under way when the server stops
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        for group in (WorldFlags, ReplicaFlags, AccessFlags):
+            group.__post_init__(self)
         # the frame to come is remembered beside those that are given
         check_at_least(self, max_sessions=1, remember=(self.context_frames or 1) + 1)
         check_values(self, ("idle_seconds", 0 < self.idle_seconds < float("inf"), "above 0"))

@@ -52,6 +52,10 @@ class Scheduler:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self.painter = Painter(self.world.model, self.thread)
 
+    @property
+    def computed(self) -> str:
+        return self.world.dtype
+
     def join(self) -> Player | None:
         """Admit a player at once or put them in line; None where the line is full."""
         if len(self.line) >= MAX_WAITING:

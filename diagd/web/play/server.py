@@ -22,6 +22,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 from diagd.backends.devices import device_of
 from diagd.backends.webgpu.model import WebGPUModel
@@ -31,9 +32,10 @@ from diagd.files import write_bytes
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.prompts import likeness_notes
 from diagd.pipeline.scenes import StartScene
-from diagd.web.guard import listen, read_body, server_config, url_of
+from diagd.web.guard import Keys, listen, locked, read_body, server_config, url_of
 from diagd.web.play.export import STATIC
 from diagd.web.play.export import pack as pack_world
+from diagd.web.play.front import Front
 from diagd.web.play.messages import (
     MAX_MESSAGE_BYTES,
     Frame,
@@ -59,6 +61,7 @@ from diagd.web.play.session import (
     save_log,
 )
 from diagd.web.play.welcome import opening, strategy_of
+from diagd.web.replicas import Replicas, kept_signals
 from diagd.web.uploads import MAX_SECONDS_OF_UPLOAD, MAX_UPLOAD_BYTES, decode_upload
 
 logger = logging.getLogger("diagd.play")
@@ -71,18 +74,55 @@ def play(options: PlayOptions) -> dict[str, Any]:
     """Serve until Ctrl-C; returns how many sessions and frames there were."""
     with listen(options.host, options.port) as listening:
         with waiting("loading the model"):
-            scheduler, server = load(options)
+            played, server = (load if options.is_this_process else load_replicas)(options)
         url = url_of(*listening.getsockname()[:2])
-        make_console().print(f"dreaming at {url} in {scheduler.world.dtype} (Ctrl-C ends it)")
+        make_console().print(f"dreaming at {url} in {played.computed} (Ctrl-C ends it)")
         if options.open:  # the socket listens already: a page waits until the server runs
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         with contextlib.suppress(KeyboardInterrupt), short_collections():
             server.run(sockets=[listening])
-    return {"url": url, "sessions": scheduler.sessions, "frames": scheduler.frames}
+    return {"url": url, "sessions": played.sessions, "frames": played.frames}
 
 
 def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
     """Load the model and its scenes, warm it up, and return the server, not yet running."""
+    scheduler, app = load_app(options)
+    return scheduler, PlayServer(play_config(app, options), scheduler, options.recordings)
+
+
+def load_replicas(options: PlayOptions) -> tuple[Front, uvicorn.Server]:
+    """Start replicas, which load the model, and return the server before them."""
+    front = Front(Replicas(make_world, options, "play"))
+    with kept_signals():
+        front.replicas.start()
+    return front, uvicorn.Server(play_config(front, options))
+
+
+def play_config(app: ASGIApp, options: PlayOptions) -> uvicorn.Config:
+    keys = Keys(options.keys())
+    return server_config(
+        locked(app, keys) if keys.names else app,
+        (options.host, *options.allow_host),
+        ws="websockets-sansio",
+        ws_max_size=4 * MAX_MESSAGE_BYTES,
+        ws_per_message_deflate=False,  # JPEG does not shrink
+        timeout_graceful_shutdown=2,
+    )
+
+
+async def make_world(options: PlayOptions) -> tuple[FastAPI, asyncio.Task[None]]:
+    """Load the model and its scenes in a replica; return its app, and the task that runs it."""
+    _, app = await asyncio.to_thread(load_app, options)
+
+    async def run() -> None:
+        async with app.router.lifespan_context(app):
+            with short_collections():
+                await asyncio.Event().wait()
+
+    return app, asyncio.create_task(run())
+
+
+def load_app(options: PlayOptions) -> tuple[Scheduler, FastAPI]:
     device, strategy = device_of(options.device), strategy_of(options)
     given = options.model, device, options.dtype, options.backend
     world = VideoGenerator.from_pretrained(*given, adapter=options.adapter)
@@ -98,15 +138,7 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
     batch = shared_batch(world, scenes[0], controls, options.max_sessions)
     limits = options.max_sessions, options.idle_seconds
     scheduler = Scheduler(world, scenes, *limits, controls, batch)
-    config = server_config(
-        create_app(scheduler, options, context_frames),
-        (options.host, *options.allow_host),
-        ws="websockets-sansio",
-        ws_max_size=4 * MAX_MESSAGE_BYTES,
-        ws_per_message_deflate=False,  # JPEG does not shrink
-        timeout_graceful_shutdown=2,
-    )
-    return scheduler, PlayServer(config, scheduler, options.recordings)
+    return scheduler, create_app(scheduler, options, context_frames)
 
 
 def warm_up(world: VideoGenerator, scene: StartScene, controls: Controls) -> None:

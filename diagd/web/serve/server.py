@@ -24,7 +24,7 @@ from diagd.web.serve.errors import handle_errors
 from diagd.web.serve.gate import Gate, JsonLines
 from diagd.web.serve.metrics import MEDIA_TYPE, Metrics
 from diagd.web.serve.options import ServeOptions
-from diagd.web.serve.replicas import Replicas
+from diagd.web.serve.replicas import ServeReplicas
 from diagd.web.serve.service import Service, check_name, name_of
 
 logger = logging.getLogger("diagd.serve")
@@ -52,7 +52,7 @@ class ServeServer(uvicorn.Server):
     def __init__(self, options: ServeOptions) -> None:
         self.options, self.metrics = options, Metrics()
         local = options.is_this_process
-        self.service = Service(options, self.metrics) if local else Replicas(options)
+        self.service = Service(options, self.metrics) if local else ServeReplicas(options)
         self.gate = Gate(self._app(), options.keys(), self.metrics)
         self.running: asyncio.Task[None] | None = None  # loads and runs the model
         self.failure: BaseException | None = None  # why it ended

@@ -88,7 +88,8 @@ struct Decoder {
   const int group = m.num_heads / m.num_kv_heads;  // heads of queries for a head of the cache
   const int q_width = m.num_heads * m.head_dim, kv_width = m.num_kv_heads * m.head_dim;
   const int qkv = ceil_to(q_width + 2 * kv_width, BLOCK), attended = ceil_to(q_width, BLOCK);
-  const int x_stride = apart(hidden), qkv_stride = apart(qkv), mixed_stride = apart(attended);
+  const int x_stride = apart(hidden), mixed_stride = apart(attended);
+  const int qkv_stride = std::max(apart(qkv), x_stride);  // what post-norms read stands there, too
   const int last = ceil_to(m.head_size, BLOCK);  // of the layer before the output layer
   const int middle_stride = apart(std::max(inner * (m.gated ? 2 : 1), last));
   const int slots = ceil_to(s.num_slots, BLOCK), seen = ceil_to(s.visible_slots, BLOCK);
@@ -303,6 +304,18 @@ struct Decoder {
         norm(m, x + (ptrdiff_t)row * x_stride, normed + (ptrdiff_t)row * x_stride, m.hidden_size,
              weight, bias, m.rms);
     };
+    const auto add_product = [&](const float* in, int stride, const Matrix<W>& w, const float* post,
+                                 const float* post_bias) {
+      multiply_share(thread, threads, in, stride, w, hidden, post ? projected : x, x_stride, !post);
+      barrier.wait(threads);
+      if (!post) return;
+      for (int row = thread; row < rows; row += threads) {
+        float *added = projected + (ptrdiff_t)row * x_stride, *to = x + (ptrdiff_t)row * x_stride;
+        norm(m, added, added, m.hidden_size, post, post_bias, m.rms);
+        for (int i = 0; i < m.hidden_size; i++) to[i] += added[i];
+      }
+      barrier.wait(threads);
+    };
     for (int row = thread; row < rows; row += threads) embed(row);
     for (int row = thread; row < rows; row += threads) {
       hide(row);
@@ -330,9 +343,8 @@ struct Decoder {
       attend_share(thread, threads, layer, memory);
       barrier.wait(threads);
       lap(ATTENTION);
-      multiply_share(thread, threads, mixed, mixed_stride,
-                     matrix(w.out, attended, w.out_bias, w.out_scale), hidden, x, x_stride, true);
-      barrier.wait(threads);
+      add_product(mixed, mixed_stride, matrix(w.out, attended, w.out_bias, w.out_scale), w.post1,
+                  w.post1_bias);
       normalise(w.norm2, w.norm2_bias);
       const int64_t blocks = inner / BLOCK;
       const int from = blocks * thread / threads, to = blocks * (thread + 1) / threads;
@@ -343,9 +355,8 @@ struct Decoder {
         multiply(both, gate_up, from + blocks, to + blocks, middle, middle_stride, false);
       activate(from * BLOCK, to * BLOCK);
       barrier.wait(threads);
-      multiply_share(thread, threads, middle, middle_stride,
-                     matrix(w.down, inner, w.down_bias, w.down_scale), hidden, x, x_stride, true);
-      barrier.wait(threads);
+      add_product(middle, middle_stride, matrix(w.down, inner, w.down_bias, w.down_scale), w.post2,
+                  w.post2_bias);
       lap(LINEARS);
     }
     const int vocab = ceil_to(m.vocab_size, BLOCK);

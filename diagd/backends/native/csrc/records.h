@@ -9,6 +9,7 @@ RECORD(Layer,
   const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;
   const float *qkv_scale, *out_scale, *gate_up_scale, *down_scale;
   const float *norm1, *norm1_bias, *norm2, *norm2_bias;
+  const float *post1, *post1_bias, *post2, *post2_bias;  // post-norms, or null
   const float *q_norm, *q_norm_bias, *k_norm, *k_norm_bias;  // with biases: LayerNorms by head
   int64_t slides;  // whether it sees the last `sliding_window` positions only
 )

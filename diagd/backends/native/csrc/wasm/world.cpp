@@ -43,7 +43,7 @@ extern "C" void turn_of(const Model* m, const int64_t* coordinates, float* to);
 
 namespace {
 
-constexpr uint32_t MAGIC = 0x64676961, VERSION = 5;  // "aigd"
+constexpr uint32_t MAGIC = 0x64676961, VERSION = 6;  // "aigd"
 constexpr int64_t SCRATCH = -((int64_t)1 << 31), NEVER = ((int64_t)1 << 31) - 1;
 constexpr int PREFILL_LANES = 256, READ = 64;  // BLOCK of diagd/decoding/step.py
 
