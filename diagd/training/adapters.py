@@ -15,11 +15,10 @@ from diagd.backends.linears import Int8Linear
 from diagd.families.adapters import ADAPTER_FILE, STAND_IN, TENSORS_FILE, config_with_stand_in
 from diagd.files import write_json, write_text
 from diagd.models.transformer import Transformer
-from diagd.training.options import FinetuneOptions
+from diagd.training.options import ADAPTED, FinetuneOptions
 from diagd.weight_files import write_weights
 
 ALPHA = 32.0  # of the factors' product, divided by the rank: one learning rate fits all ranks
-ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 class StandInEmbedding(nn.Module):
@@ -53,10 +52,14 @@ def attach(model: Transformer, options: FinetuneOptions, dtype: torch.dtype) -> 
         with torch.random.fork_rng([]):
             torch.manual_seed(options.seed)  # of the first factors; the second ones are zero
             inject_adapter_in_model(config, blocks)
-    for part in list(blocks.modules()):
+    for part in list(model.modules()):
         for name, child in list(part.named_children()):
-            if isinstance(child, nn.Linear) and not child.weight.requires_grad:
-                setattr(part, name, Int8Linear(child) if options.int8 else child.to(dtype))
+            is_frozen = isinstance(child, nn.Linear) and not child.weight.requires_grad
+            if is_frozen and options.int8:
+                setattr(part, name, Int8Linear(child))
+            else:  # the same numbers as autocast on a model in float32
+                for weight in child.parameters(recurse=False):
+                    weight.data = weight.data.to(dtype if is_frozen else torch.float32)
     if options.stand_in:
         model.model.embed_tokens = StandInEmbedding(model.model.embed_tokens)
         model.config = config_with_stand_in(model.config)

@@ -96,6 +96,8 @@ class TokenizeOptions:
         return parse_size(self.size, unit=2, least=10)  # as videos require
 
 
+# Linear layers that adapters change, in every block
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 CorruptWith = Literal["uniform", "samples"]
 BATCH_TOKENS = 5000  # tokens per step and process, if no batch size is given
 WARM_UP_SHARE = 1 / 20  # maximum share of a run, if no number of steps is given
@@ -315,6 +317,8 @@ class FinetuneOptions(RunOptions):
     # train an embedding that is fed where rows start, alone or with --lora: k=1 means k=1/learnt
     stand_in: bool = False
     int8: bool = False  # keep the frozen weights in int8, for memory
+    # recompute blocks in the backward pass: slower, less memory; default: if memory is short
+    recompute: bool | None = None
     max_warm_up: ClassVar[int] = 100
 
     def __post_init__(self) -> None:

@@ -49,6 +49,7 @@ from diagd.training import setup
 from diagd.training.adapters import AdapterFolder, attach
 from diagd.training.corpus import copy_parts
 from diagd.training.loop import Look, TrainingRun, decide_precision, read_clips
+from diagd.training.memory import plan_memory
 from diagd.training.mixture import MixtureLoss
 from diagd.training.options import FinetuneOptions, RunOptions, TrainOptions
 from diagd.training.sequences import draw_batch, windows
@@ -93,7 +94,12 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
     """Finetune to the last step, from the latest checkpoint if there is one; report the losses."""
     clips, held_out = read_clips(options := decide_precision(options))
     found = find_model(options.init)
-    source = build_model(found, "cpu", torch.float32)
+    sizes = options.batch_of(clips), options.length_of(clips)
+    options, memory = plan_memory(found.config, options, *sizes)
+    is_rounded = options.is_adapter and options.precision == "bf16"
+    stored = {weight.dtype for weight in found.weights.values()}
+    dtype = torch.bfloat16 if is_rounded and stored == {torch.bfloat16} else torch.float32
+    source = build_model(found, "cpu", dtype)
     with torch.device("meta"):  # the weights are those of the source
         model = Transformer(setup.slide(source.config, options.sliding_frames))
     model.load_state_dict(source.state_dict(), assign=True)
@@ -111,11 +117,12 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
             f"with --window {max_frames} there may be more frames"
         )
     folder, parts = None, model_path(options.init)
+    model.model.recomputes = bool(options.recompute)
     if options.is_adapter:
-        dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
-        attach(model, options, dtype)
+        attach(model, options, torch.bfloat16 if is_rounded else torch.float32)
         folder = AdapterFolder(options, weights_sha256(found.weights))
-    return _train("finetune", options, clips, held_out, model, parts, adapter=folder)
+    told = f"{memory}; time: known after the first steps"
+    return _train("finetune", options, clips, held_out, model, parts, told, folder)
 
 
 def _train(
