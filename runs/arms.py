@@ -67,7 +67,7 @@ SCRATCH: Flags = {
 }
 FINETUNED: Flags = {"init": "maze", "frames": 4}
 ADAPTERS: dict[str, Flags] = {
-    "full": {"optimizer": "muon", "learning-rate": 1e-3},
+    "full": {},
     **{f"rank{rank}": {"lora": rank} for rank in (1, 4, 16, 64)},
     "stand-in": {"stand-in": True},
     "both": {"lora": 16, "stand-in": True},
@@ -113,7 +113,8 @@ STUDIES = {
             UNTOUCHED: {},
             **{
                 f"{arm}-{steps}": {**flags, "steps": steps}
-                for steps in (100, 400, 1600)
+                | ({"learning-rate": rate} if arm == "full" else {})
+                for steps, rate in ((100, 3e-4), (400, 5e-4), (1600, 1e-3))
                 for arm, flags in ADAPTERS.items()
             },
         },

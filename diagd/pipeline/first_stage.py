@@ -81,7 +81,7 @@ class FirstStage:
 
     def __init__(self, found: Checkpoint, model: Transformer, steps: CausalModel) -> None:
         self.found, self.model, self.steps = found, model, steps
-        self.defaults, self.hand_over = found.family.defaults(found), _hand_over_of(found)
+        self.defaults, self.hand_over = found.defaults, _hand_over_of(found)
         self._of_size = lru_cache(8)(self._read_text)
 
     @classmethod
@@ -210,7 +210,7 @@ def write_tokens(options: GenerateOptions, found: Checkpoint) -> dict[str, Any]:
     hand_over, name, defaults = (
         _hand_over_of(found),
         found.family.name,
-        found.family.defaults(found),
+        found.defaults,
     )
     refuse_others(options, FLAGS, name)
     if options.text is None:

@@ -141,7 +141,8 @@ def _train(
     a record of the run in COMMAND.json. The plan is printed at the start.
     """
     purpose, folder, tokens = options.purpose(), options.out, options.tokens
-    run = TrainingRun(options, clips, model, {command: purpose}, adapter)
+    base = {} if adapter is None else {"base": adapter.base_sha256}
+    run = TrainingRun(options, clips, model, {command: purpose, **base}, adapter)
     if adapter is not None and held_out is not None:
         adapter.before = run.validate(held_out, adapter.of_base)["validation_loss_by_strategy"]
     is_main = run.accelerator.is_main_process
