@@ -94,9 +94,8 @@ class Session:
             )
             self._socket = self._opened.enter_context(opening)
         except (OSError, WebSocketException) as error:
-            why = error
-            if isinstance(error, InvalidStatus) and error.response.status_code == 401:
-                why = "a valid api_key is needed"
+            refused = isinstance(error, InvalidStatus) and error.response.status_code == 401
+            why = f"{error} (a valid api_key is needed)" if refused else error
             raise ConnectionError(f"cannot play at {self.url}: {why}") from None
         with self._closing_if_cut_short():
             until, state = monotonic() + wait_seconds, f"said nothing for {wait_seconds:g} seconds"

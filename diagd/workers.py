@@ -121,7 +121,7 @@ def _do_with_ray(
 
 
 def start_ray(address: str | None) -> Any:
-    """Import Ray, and start it here or join a cluster; `stop_ray` ends it."""
+    """Import Ray, and start it here or join a cluster; `ray.shutdown` ends it."""
     if address is None:  # Ray's processes listen on the network: require a token
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         os.environ["RAY_AUTH_MODE"] = "token"
@@ -139,12 +139,6 @@ def start_ray(address: str | None) -> Any:
         why = f"{shorten(str(error))} (RAY_AUTH_MODE=token if it asks for a token)"
         raise ValueError(f"cannot join a Ray cluster at {address}: {why}") from None
     return ray
-
-
-def stop_ray() -> None:
-    import ray
-
-    ray.shutdown()
 
 
 def check_resources(

@@ -162,11 +162,7 @@ print("ray" in sys.modules)
 
 def foreign_at_the_top(path: Path) -> set[str]:
     """Return the packages that importing a module imports; functions may import more."""
-    nodes = list[ast.stmt](tree(path).body)
-    for node in tree(path).body:
-        nodes += node.body if isinstance(node, ast.ClassDef) else []
-    inside = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
-    statements = [node for node in nodes if not isinstance(node, inside)]
+    statements = [node for node in tree(path).body if not isinstance(node, ast.FunctionDef)]
     return {name.split(".")[0] for statement in statements for name in imports(statement)}
 
 

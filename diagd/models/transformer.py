@@ -250,9 +250,10 @@ class Transformer(
             return False
         are_visual = (tokens < self.config.vocab_size)[..., None]
         if tokens.is_cpu and not torch.compiler.is_compiling():
-            for same in (True, False):
-                if (are_visual == same).all():
-                    return same
+            if are_visual.all():
+                return True
+            if not are_visual.any():
+                return False
         return are_visual
 
     def _attends(self, seen: Seen | None, positions: Tensor) -> Attends:

@@ -30,7 +30,13 @@ from diagd.files import write_bytes
 from diagd.models.guidance import GuidedModel
 from diagd.models.transformer import Transformer
 from diagd.pipeline.options import GenerateOptions
-from diagd.pipeline.pictures import numbered, refuse_others, report_pictures
+from diagd.pipeline.pictures import (
+    check_text,
+    numbered,
+    refuse_others,
+    report_pictures,
+    text_of,
+)
 from diagd.tokenizers.text import TextPrompts
 
 
@@ -150,7 +156,8 @@ class FirstStage:
             ValueError: a text or a size that the model does not read.
         """
         texts, (found, prompts) = [text] if isinstance(text, str) else text, self._of_size(size_px)
-        check_texts(texts)
+        for one in texts:
+            check_text(one, self.found.family.name)
         said, model = [prompts(one) for one in texts], self.steps
         scale = self.defaults.guidance if guidance is None else guidance
         if scale != 1:
@@ -167,9 +174,10 @@ class FirstStage:
         )
         end, made = torch.tensor([self.hand_over.end]), list[WrittenPicture]()
         for one, (grid,) in zip(said, out.tokens, strict=True):
-            whole = torch.cat([one.prompt[0], grid.cpu().flatten(), end])
-            codes = grid[:, :-1].contiguous()
-            made.append(WrittenPicture(codes, self.hand_over.their_ids[whole], out.stats))
+            sequence = self.hand_over.their_ids[
+                torch.cat([one.prompt[0], grid.cpu().flatten(), end])
+            ]
+            made.append(WrittenPicture(grid[:, :-1].contiguous(), sequence, out.stats))
         return made
 
     def hidden_states(self, sequence: Tensor) -> Tensor:
@@ -193,11 +201,6 @@ class FirstStage:
         return self.model.hidden_states(ours.to(self.model.device), self.hand_over.layers)
 
 
-def check_texts(texts: list[str]) -> None:
-    if not all(text.strip() for text in texts):
-        raise ValueError("pictures are made of texts: expected a text, got an empty one")
-
-
 # what `diagd generate` takes for a first stage
 FLAGS = {
     *("model", "config", "text", "size", "images", "out", "seed", "device", "dtype", "backend"),
@@ -207,15 +210,9 @@ FLAGS = {
 
 def write_tokens(options: GenerateOptions, found: Checkpoint) -> dict[str, Any]:
     """Write the tokens of pictures as options say, and print what it took."""
-    hand_over, name, defaults = (
-        _hand_over_of(found),
-        found.family.name,
-        found.defaults,
-    )
+    hand_over, name, defaults = _hand_over_of(found), found.family.name, found.defaults
     refuse_others(options, FLAGS, name)
-    if options.text is None:
-        raise ValueError(f'{name} makes pictures of texts: give --text, such as "a house"')
-    check_texts([options.text])
+    text = text_of(options, name)
     height, width = found.config.grid_height, found.config.grid_width - 1
     size_px = height * hand_over.side_px, width * hand_over.side_px
     if options.size is not None:
@@ -228,7 +225,7 @@ def write_tokens(options: GenerateOptions, found: Checkpoint) -> dict[str, Any]:
         stage = FirstStage._load(found, options.device, options.dtype, options.backend)
     with progress(f"generating {options.images} pictures, {strategy}", options.images) as job:
         made = stage.generate(
-            [options.text] * options.images,
+            [text] * options.images,
             size_px,
             strategy=strategy,
             sampling=options.sampling(defaults),

@@ -42,11 +42,17 @@ from diagd.families.checkpoints import (
 from diagd.families.defaults import GenerationDefaults, image_defaults
 from diagd.files import MISFITS, naming, read_json_object, require_folder, write_bytes
 from diagd.pipeline.options import GenerateOptions
-from diagd.pipeline.pictures import numbered, refuse_others, report_pictures
+from diagd.pipeline.pictures import (
+    check_text,
+    numbered,
+    refuse_others,
+    report_pictures,
+    text_of,
+)
 from diagd.pipeline.prompts import Picture, as_frames
 from diagd.weight_files import assign_weights, check_fit, read_weights, tensors_under
 
-PIPELINE = "GlmImagePipeline"
+NAME, PIPELINE = "GLM-Image", "GlmImagePipeline"
 SIDE_PX = 32  # of a token
 STAGE, PROCESSOR = "vision_language_encoder", "processor"  # folders of the first stage
 PAINTERS = "transformer", "vae", "scheduler", "text_encoder", "tokenizer"  # and of the second
@@ -65,11 +71,6 @@ def grids_of(height_px: int, width_px: int) -> tuple[FrameFormat, FrameFormat]:
     if not all(sides):
         raise ValueError(f"a picture of {height_px}x{width_px} pixels is too narrow for a preview")
     return FrameFormat(*sides), FrameFormat(height, width)
-
-
-def check_text(text: str) -> None:
-    if not text.strip():
-        raise ValueError("GLM-Image makes pictures of texts: expected a text, got an empty one")
 
 
 @dataclass(frozen=True)
@@ -242,7 +243,7 @@ class GlmImage:
 
     @torch.inference_mode()
     def _ask(self, text: str, size_px: tuple[int, int], pictures: list[Image.Image]) -> _Asked:
-        check_text(text)
+        check_text(text, NAME)
         parts: list[dict[str, Any]] = [{"type": "image"} for _ in pictures]
         chat = [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
         said = self.processor.apply_chat_template(chat, tokenize=False)
@@ -384,10 +385,8 @@ SIZE_PX = 1024, 1024
 
 def draw_pictures(options: GenerateOptions) -> dict[str, Any]:
     """Generate pictures as options say; write them, or their tokens, and print what it took."""
-    refuse_others(options, FLAGS, "GLM-Image")
-    if options.text is None:
-        raise ValueError('GLM-Image makes pictures of texts: give --text, such as "a house"')
-    check_text(options.text)
+    refuse_others(options, FLAGS, NAME)
+    text = text_of(options, NAME)
     size_px = read_size(options.size, "size", "1024x1024") if options.size else SIZE_PX
     formats = grids_of(*size_px)
     sources = [] if options.prompt is None else [read_video(options.prompt, last=1).frames]
@@ -403,7 +402,7 @@ def draw_pictures(options: GenerateOptions) -> dict[str, Any]:
     what, count = f"generating {options.images} pictures, {strategy}", options.images * len(formats)
     with progress(what, count) as job:
         made = pictures.generate(
-            [options.text] * options.images,
+            [text] * options.images,
             size_px,
             sources,
             strategy=strategy,

@@ -25,6 +25,19 @@ def refuse_others(options: GenerateOptions, flags: set[str], model: str) -> None
             raise ValueError(f"{field.name} is for other models than {model}: leave it out")
 
 
+def text_of(options: GenerateOptions, model: str) -> str:
+    """Return the text that a picture is made of; ValueError if none is given."""
+    if options.text is None:
+        raise ValueError(f'{model} makes pictures of texts: give --text, such as "a house"')
+    check_text(options.text, model)
+    return options.text
+
+
+def check_text(text: str, model: str) -> None:
+    if not text.strip():
+        raise ValueError(f"{model} makes pictures of texts: expected a text, got an empty one")
+
+
 def numbered(path: Path, count: int, suffix: str | None = None) -> list[Path]:
     """Return a path for each picture: the one given, or NAME-0, NAME-1, ... of several."""
     names = [f"{path.stem}-{i}" for i in range(count)] if count > 1 else [path.stem]

@@ -13,7 +13,7 @@ import math
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope
 from diagd.extras import require
 from diagd.web.guard import MAX_CONNECTIONS
 from diagd.web.options import ReplicaFlags
-from diagd.workers import check_resources, start_ray, stop_ray
+from diagd.workers import check_resources, start_ray
 
 logger = logging.getLogger("diagd.serve")
 TRIES = 3
@@ -132,33 +132,11 @@ class Replicas:
 
         Ray's processes end with the thread that calls this.
         """
-        options = self.options
-        ray = start_ray(options.address)
-        try:
-            from ray import serve  # slow to import, and one process does not need it
-            from ray.serve.exceptions import RayServeException
-        except ImportError as error:
-            raise ValueError(f"--replicas needs Ray Serve: {error}") from None
-
-        shares = {"CPU": options.replica_cpus, "GPU": options.replica_gpus}
-        check_resources(options.replicas, shares, ray.cluster_resources())
-        deployment: Any = serve.deployment(
-            ray_actor_options={"num_cpus": shares["CPU"], "num_gpus": shares["GPU"]},
-            max_ongoing_requests=4 * MAX_CONNECTIONS,  # the app has bounds of its own
-            health_check_period_s=1,
-        )(Replica)
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        serve.start(proxy_location="Disabled")
-        bound = deployment.bind(self.make, options, Path.cwd())
-        try:
-            handles = serve.run_many(
-                [serve.RunTarget(bound, name, None) for name in self._applications()]
-            )
-        except (RayServeException, RuntimeError) as error:
-            raise ValueError(f"replicas failed to start: {error}") from None
+        handles = _deploy(self.make, self.options, self.applications)
         self.remotes = [Remote(handle) for handle in handles]
 
-    def _applications(self) -> list[str]:
+    @property
+    def applications(self) -> list[str]:
         return [f"diagd-{self.name}-{number}" for number in range(self.options.replicas)]
 
     async def pick(self) -> Remote:
@@ -175,8 +153,6 @@ class Replicas:
         Without a given one, another replica is tried if one dies before the client has received
         anything; else a replica that dies is a `LostError`.
         """
-        from ray.exceptions import RayError
-
         num_told, is_told = 0, False
         for _ in range(1 if remote else TRIES):
             asked = remote or await self.pick()
@@ -189,7 +165,7 @@ class Replicas:
                     num_told, is_told = num_told + 1, is_told or _is_news(message)
                     yield asked, message
                 return
-            except RayError as error:
+            except _ray_error() as error:
                 logger.warning("a replica failed", extra={"fields": {"error": str(error)[:300]}})
                 if asked.is_up:
                     mending = asyncio.create_task(self._mend(asked))
@@ -201,24 +177,61 @@ class Replicas:
 
     async def _mend(self, remote: Remote) -> None:
         """Ask nothing of a replica until it answers again."""
-        from ray.exceptions import RayError
-
         remote.is_up = False
         while not remote.is_up:
             await asyncio.sleep(0.5)
-            with contextlib.suppress(RayError):
+            with contextlib.suppress(_ray_error()):
                 await remote.handle.tell.remote("", {})
                 remote.is_up = True
 
     def close(self) -> None:
         """Stop the replicas, and a cluster that was started for them."""
-        if not self.remotes:
-            return
+        _stop(self.applications if self.options.address else [])
+
+
+def _deploy(make: Make, options: ReplicaFlags, names: Sequence[str]) -> list[Any]:
+    """Start an application for each name, and return their handles."""
+    ray = start_ray(options.address)
+    try:
+        from ray import serve  # slow to import, and one process does not need it
+        from ray.serve.exceptions import RayServeException
+    except ImportError as error:
+        raise ValueError(f"--replicas needs Ray Serve: {error}") from None
+
+    shares = {"CPU": options.replica_cpus, "GPU": options.replica_gpus}
+    check_resources(options.replicas, shares, ray.cluster_resources())
+    deployment: Any = serve.deployment(
+        ray_actor_options={"num_cpus": shares["CPU"], "num_gpus": shares["GPU"]},
+        max_ongoing_requests=4 * MAX_CONNECTIONS,  # the app has bounds of its own
+        health_check_period_s=1,
+    )(Replica)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    serve.start(proxy_location="Disabled")
+    bound = deployment.bind(make, options, Path.cwd())
+    try:
+        return serve.run_many([serve.RunTarget(bound, name, None) for name in names])
+    except (RayServeException, RuntimeError) as error:
+        if options.address:
+            _stop(names)
+        raise ValueError(f"replicas failed to start: {error}") from None
+
+
+def _stop(names: Sequence[str]) -> None:
+    """Delete applications of a cluster that goes on, and leave it, or end our own."""
+    import ray
+
+    if names and ray.is_initialized():
         from ray import serve
 
-        for name in self._applications() if self.options.address else ():
+        for name in names:
             serve.delete(name)
-        stop_ray()
+    ray.shutdown()
+
+
+def _ray_error() -> type[Exception]:
+    from ray.exceptions import RayError
+
+    return RayError
 
 
 @contextlib.contextmanager

@@ -26,6 +26,10 @@ from tests.worlds import smooth_frames, write_world
         (("--scenes", "nowhere"), "folder of scenes not found: nowhere"),
         (("--recordings", "nowhere"), "folder for recordings not found: nowhere"),
         (("--scenes", "."), r"no clip or image in \."),
+        (
+            ("--host", "0.0.0.0"),
+            r"host 0\.0\.0\.0 needs --api-key or --api-keys, or --allow-anyone",
+        ),
         (("--host", "256.0.0.1", "--allow-anyone"), "cannot listen on '256.0.0.1'"),
         (("--device", "cuda:99"), "device 'cuda:99' is not available"),
     ],

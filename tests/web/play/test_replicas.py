@@ -1,6 +1,5 @@
 """A world behind two processes: sessions stay with theirs, one of which is killed."""
 
-import importlib.util
 import os
 import re
 import signal
@@ -9,23 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import numpy as np
 import psutil
-import pytest
 
 from diagd.client import Session
 from tests.web.play.serving import wait_until
+from tests.web.replicas import NEEDS_RAY_SERVE, replicas_of
 from tests.worlds import smooth_frames
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("grpc_reflection") is None, reason="needs Ray Serve (ray[serve])"
-    ),
-]
-
-
-def replicas_of(process):
-    children = psutil.Process(process.pid).children(recursive=True)
-    return {one for one in children if one.name().startswith("ray::ServeReplica")}
+pytestmark = NEEDS_RAY_SERVE
 
 
 def test_a_session_stays_with_its_replica_and_ends_with_it(spawn, world, serve):
@@ -48,7 +37,7 @@ def test_a_session_stays_with_its_replica_and_ends_with_it(spawn, world, serve):
     with ThreadPoolExecutor(4) as pool:
         for frames in pool.map(play, sessions):
             assert np.array_equal(frames, expected)
-    killed = min(first, key=lambda one: one.pid)
+    killed = first[0]
     os.kill(killed.pid, signal.SIGKILL)
     ended = list[str]()
     for session in sessions:
@@ -61,7 +50,7 @@ def test_a_session_stays_with_its_replica_and_ends_with_it(spawn, world, serve):
     with Session(url) as again:  # at once, by the other
         assert np.array_equal(play(again), expected)
     assert httpx.get(f"{url}/sessions/of-nobody/session.json").status_code == 404
-    wait_until(lambda: len(replicas_of(process) - {killed}) == 2)
+    wait_until(lambda: len({*replicas_of(process)} - {killed}) == 2)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "a replica failed\n" * 2)  # for each session

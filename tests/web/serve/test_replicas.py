@@ -1,7 +1,6 @@
 """Two processes with the model behind one server, one of which is killed in the middle of load."""
 
 import base64
-import importlib.util
 import json
 import os
 import signal
@@ -14,19 +13,10 @@ import pytest
 import torch
 
 from tests.web.play.serving import wait_until
+from tests.web.replicas import NEEDS_RAY_SERVE, replicas_of
 from tests.web.serve.serving import IMAGES, pixels_of
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("grpc_reflection") is None, reason="needs Ray Serve (ray[serve])"
-    ),
-]
-
-
-def replicas_of(process):
-    children = psutil.Process(process.pid).children(recursive=True)
-    return [one for one in children if one.name().startswith("ray::ServeReplica")]
+pytestmark = NEEDS_RAY_SERVE
 
 
 @pytest.fixture
