@@ -67,9 +67,9 @@ SCRATCH: Flags = {
 }
 FINETUNED: Flags = {"init": "maze", "frames": 4}
 ADAPTERS: dict[str, Flags] = {
-    "full": {},
+    "full": {"learning-rate": 3e-4},
     **{f"rank{rank}": {"lora": rank} for rank in (1, 4, 16, 64)},
-    "stand-in": {"stand-in": True},
+    "stand-in": {"stand-in": True, "learning-rate": 1e-2},
     "both": {"lora": 16, "stand-in": True},
 }
 STUDIES = {
@@ -113,8 +113,7 @@ STUDIES = {
             UNTOUCHED: {},
             **{
                 f"{arm}-{steps}": {**flags, "steps": steps}
-                | ({"learning-rate": rate} if arm == "full" else {})
-                for steps, rate in ((100, 3e-4), (400, 5e-4), (1600, 1e-3))
+                for steps in (50, 200)
                 for arm, flags in ADAPTERS.items()
             },
         },
