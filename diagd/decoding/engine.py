@@ -14,7 +14,7 @@ the prefix and the newest frames are prefilled again from slot 0 instead.
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
@@ -27,7 +27,6 @@ from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import (
     SCRATCH,
     STAND_IN,
-    DecodePlan,
     FrameFormat,
     Order,
     Section,
@@ -35,7 +34,7 @@ from diagd.decoding.schedule import (
     check_learnt,
     make_plan,
 )
-from diagd.decoding.step import Lanes, run_step
+from diagd.decoding.step import Lanes, run_step, tensors_of
 from diagd.decoding.visibility import NEVER, Rule, Seen, raster_rule
 from diagd.threads import follow_free_cores
 
@@ -471,8 +470,7 @@ class Stream:
     def slots_at(self, positions: Tensor) -> Tensor:
         """Return the slots of positions (int64), both of the first sequence.
 
-        The prefix is fixed, the rest is a ring. SCRATCH maps to the scratch slot, and STAND_IN to
-        the one before it.
+        The prefix is fixed, the rest is a ring. SCRATCH is the last slot, STAND_IN the one before.
         """
         behind = positions - self.num_prefix
         around = self.num_prefix + behind % max(1, self.window * self.frame.one.slots_per_frame)
@@ -522,15 +520,14 @@ class Stream:
         """Yield the steps that write the frames laid out, in an order."""
         check_learnt(order, self.model.shape.stand_in)
         plan = make_plan(order, layout, self.model.replays, self.ranges.row_ends is not None)
-        packed, fed_at = _tensors_of(plan)
+        packed, fed_at = tensors_of(plan)
         device, base, whole = self.batch.buffers.tokens.device, self.num_used, 0
         lanes = self.place(packed).to(device)
         self.feed_at(self.slots_between(base, base + len(fed_at)), fed_at.to(device))
         base += max(self.shifts)
         for step, (start, end) in enumerate(pairwise(plan.starts)):
-            yield NextStep(
-                lanes[:, :, start:end], plan.num_fed[step], base + plan.ends[step], whole
-            )
+            asked = lanes[:, :, start:end], plan.num_fed[step], base + plan.ends[step]
+            yield NextStep(*asked, whole)
             while whole < len(plan.frame_ends) and step >= plan.frame_ends[whole]:
                 whole += 1
 
@@ -601,8 +598,3 @@ class Stream:
         end = self.num_used + self.frame.one.slots_per_frame
         visual = self.tokens[0, self.slots_between(self.num_used, end)[self._visual]]
         return visual.view(self.frame.grid.height, self.frame.grid.width)
-
-
-@lru_cache(maxsize=64)
-def _tensors_of(plan: DecodePlan) -> tuple[Tensor, Tensor]:
-    return torch.tensor(plan.lanes).T.contiguous(), torch.tensor(plan.fed_at)

@@ -104,10 +104,10 @@ def find_model(
     The folder of an adapter stands for its base with it.
     """
     path, base = model_path(name_or_path), base_path(name_or_path)
-    found = _find(base, config)
-    if adapter is None:
-        return found if path == base else adapted(found, path)
-    return adapted(found, adapter)
+    if path != base and adapter is not None:
+        raise ValueError(f"adapter must be left out: {path} is one of {base} itself")
+    adapter, found = path if path != base else adapter, _find(base, config)
+    return found if adapter is None else adapted(found, adapter)
 
 
 def _find(path: Path, config: str | Path | None) -> Checkpoint:

@@ -41,7 +41,7 @@ class StandInEmbedding(nn.Module):
 
 def attach(model: Transformer, options: FinetuneOptions, dtype: torch.dtype) -> None:
     """Freeze a model, its linear layers in `dtype` or int8, and add what is to be trained."""
-    from peft import LoraConfig, inject_adapter_in_model  # slow to import, and an extra
+    from peft import LoraConfig, inject_adapter_in_model  # slow to import
 
     model.requires_grad_(False)
     blocks = model.model.layers

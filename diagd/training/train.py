@@ -36,6 +36,7 @@ from diagd.console import duration, make_console, waiting
 from diagd.data.video import contact_sheet, write_image
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.schedule import FrameFormat, TokenGrid
+from diagd.extras import require
 from diagd.families.adapters import weights_sha256
 from diagd.families.checkpoints import TOKENIZER_FOLDER, build_model, find_model, model_path
 from diagd.families.defaults import GenerationDefaults
@@ -92,6 +93,8 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
 
 def finetune(options: FinetuneOptions) -> dict[str, Any]:
     """Finetune to the last step, from the latest checkpoint if there is one; report the losses."""
+    if options.lora:
+        require("--lora", "peft")
     clips, held_out = read_clips(options := decide_precision(options))
     found = find_model(options.init)
     sizes = options.batch_of(clips), options.length_of(clips)
@@ -99,10 +102,8 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
     is_rounded = options.is_adapter and options.precision == "bf16"
     stored = {weight.dtype for weight in found.weights.values()}
     dtype = torch.bfloat16 if is_rounded and stored == {torch.bfloat16} else torch.float32
-    source = build_model(found, "cpu", dtype)
-    with torch.device("meta"):  # the weights are those of the source
-        model = Transformer(setup.slide(source.config, options.sliding_frames))
-    model.load_state_dict(source.state_dict(), assign=True)
+    found = replace(found, config=setup.slide(found.config, options.sliding_frames))
+    model = build_model(found, "cpu", dtype)
     setup.check_fit(options.init, model.config, clips)
     held, max_frames = options.frames_held, model.config.frames_held
     if options.window is not None and not model.relative_positions:
@@ -148,9 +149,8 @@ def _train(
     is_main = run.accelerator.is_main_process
     run.resume()  # creates files, so only after the lags have been checked
     if is_main:
-        if (
-            not run.step and adapter is None
-        ):  # later the user may have changed them, such as by `tune --make-default`
+        # later the user may have changed them, such as by `tune --make-default`
+        if adapter is None and not run.step:
             copy_parts(parts, folder)
         write_json(folder / f"{command}.json", {**purpose, "options": asdict(options)})
     console = make_console(is_main)

@@ -1,6 +1,7 @@
 """The row start `learnt`: an id of its own, which a slot that nobody sees feeds to stand-ins.
 
-Where its embedding is that of the only action there is, it must do what the row start `action` does.
+Where its embedding is that of the only action there is, it must do what the row start `action`
+does.
 """
 
 from dataclasses import replace
