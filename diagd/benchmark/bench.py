@@ -443,4 +443,6 @@ def _inputs(
 
 def config_of(name: str, adapter: Path | None = None) -> ModelConfig:
     """Return the config of a preset, or of a model in any form that `load_model` accepts."""
+    if name in PRESETS and adapter is not None:
+        raise ValueError(f"adapter needs a model with weights, {name} has none")
     return PRESETS[name] if name in PRESETS else find_model(name, adapter=adapter).config
