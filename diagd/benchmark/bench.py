@@ -9,6 +9,7 @@ each row (with compilation) is timed separately.
     diagd bench --strategy exact zipar=4 --temperature 1
 """
 
+import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -403,8 +404,9 @@ def main(options: BenchOptions) -> dict[str, Any]:
             )
             del model
     time_rows(rows, options.repeats)
+    shown = {name: value for name, value in asdict(options).items() if name != "submit"}
     document = {
-        "options": {name: value for name, value in asdict(options).items() if name != "submit"},
+        "options": json.loads(json.dumps(shown, default=str)),
         "grid": [grid.num_frames, grid.height, grid.width],
         "parameters": num_parameters(config),
         **provenance(device),

@@ -75,7 +75,7 @@ def test_generate_evaluate_and_bench_run_it_by_its_own_strategy(adapter, command
     short = "--strategy", "k=1/learnt", "--repeats", 1, "--baseline", "none"
     timed = command("bench", *given, *short)
     assert timed.code == 0, timed.err
-    assert "k=1/learnt" in [row["name"] for row in timed.document["rows"]]
+    assert "k=1/learnt" in [row["strategy"] for row in timed.document["rows"]]
 
 
 def test_a_page_plays_it(adapter, world):
