@@ -18,7 +18,7 @@ from diagd.models.transformer import Transformer
 from diagd.training.options import ADAPTED, FinetuneOptions
 from diagd.weight_files import write_weights
 
-ALPHA = 32.0  # of the factors' product, divided by the rank: one learning rate fits all ranks
+ALPHA = 32  # of the factors' product, divided by the rank: one learning rate fits all ranks
 
 
 class StandInEmbedding(nn.Module):
@@ -44,7 +44,7 @@ def attach(model: Transformer, options: FinetuneOptions, dtype: torch.dtype) -> 
     from peft import LoraConfig, inject_adapter_in_model  # slow to import
 
     model.requires_grad_(False)
-    blocks = model.model.layers
+    stack, blocks = model.model, model.model.layers
     if options.lora:
         found = {name.rpartition(".")[2] for name, part in blocks.named_modules()}
         names = [name for name in ADAPTED if name in found]
@@ -54,14 +54,16 @@ def attach(model: Transformer, options: FinetuneOptions, dtype: torch.dtype) -> 
             inject_adapter_in_model(config, blocks)
     for part in list(model.modules()):
         for name, child in list(part.named_children()):
-            is_frozen = isinstance(child, nn.Linear) and not child.weight.requires_grad
-            if is_frozen and options.int8:
-                setattr(part, name, Int8Linear(child))
+            frozen = (
+                child if isinstance(child, nn.Linear) and not child.weight.requires_grad else None
+            )
+            if frozen is not None and options.int8:
+                setattr(part, name, Int8Linear(frozen))
             else:  # the same numbers as autocast on a model in float32
                 for weight in child.parameters(recurse=False):
-                    weight.data = weight.data.to(dtype if is_frozen else torch.float32)
+                    weight.data = weight.data.to(torch.float32 if frozen is None else dtype)
     if options.stand_in:
-        model.model.embed_tokens = StandInEmbedding(model.model.embed_tokens)
+        stack.add_module("embed_tokens", StandInEmbedding(stack.embed_tokens))
         model.config = config_with_stand_in(model.config)
 
 

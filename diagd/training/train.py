@@ -157,11 +157,11 @@ def _train(
     if introduction := _state_of(run, command) if run.step else plan:
         console.print(introduction)
     run.train(_look(run, held_out, console) if held_out and command == "train" else None)
-    report = {"steps": run.step} | ({} if held_out is None else run.validate(held_out))
+    prices = {} if held_out is None else run.validate(held_out)
     if is_main:
         _warn_of_clips_learnt_by_heart(run.log_file, console)
         if adapter is not None:
-            adapter.describe(report.get("validation_loss_by_strategy"))
+            adapter.describe(prices.get("validation_loss_by_strategy"))
     if adapter is not None:
         world = f"--model {quote(adapter.options.init)} --adapter {quote(str(folder))}"
         console.print(f"next: diagd play {world}, or diagd generate {world}")
@@ -176,7 +176,7 @@ def _train(
             f"{folder} has no tokenizer, as {tokens} has none: "
             "use the folder that diagd tokenize writes"
         )
-    return report
+    return {"steps": run.step} | prices
 
 
 def _state_of(run: TrainingRun, command: str) -> str:

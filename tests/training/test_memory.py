@@ -1,7 +1,9 @@
 """Memory of finetuning: what is estimated against what is kept, and the table of the docs."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -40,7 +42,7 @@ def options_of(**changes) -> FinetuneOptions:
     return FinetuneOptions(**{**plain, "precision": "bf16", "optimizer": "adamw", **changes})
 
 
-def gigabytes(config: ModelConfig, way: dict[str, object]) -> str:
+def gigabytes(config: ModelConfig, way: Mapping[str, Any]) -> str:
     frames = 2 if config.frames_held > 1 else 1
     lanes = frames * (config.tokens_per_frame + config.num_action_tokens + config.grid_height)
     return f"{estimate_memory(config, options_of(**way), 1, lanes).total / 1e9:.1f}"
