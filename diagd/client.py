@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ UPLOAD_SECONDS = 90.0
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 Frame = NDArray[np.uint8]
+Action = str | int | Sequence[float] | NDArray[Any]
 Result = TypeVar("Result")
 
 
@@ -53,6 +54,7 @@ class Session:
 
     Attributes:
         actions: names of actions; where these combine, some joined by `+` are an action, too.
+        axes: where actions are vectors: the name, lowest and highest number of each axis.
         scenes: names of the scenes to begin in.
         size_px: height and width of a frame.
         fps: frames per second of the world's own pace.
@@ -105,6 +107,7 @@ class Session:
                 known = f"speaks protocol {told.get('protocol')}, this client {PROTOCOL}"
                 raise ConnectionError(f"{self.url} {known}")
             self.actions, self.scenes = tuple(told["actions"]), tuple(told["scenes"])
+            self.axes = [tuple(axis) for axis in told.get("axes", [])]
             self.size_px, self.fps = tuple(told["size_px"]), told["fps"]
             self._combines, self._max_seed = told["keyboard"]["combines"], told["max_seed"]
             self._name, self._max_bytes = told["session"], told["max_upload_bytes"]
@@ -144,17 +147,23 @@ class Session:
                 self._send("begin", scene=int(sent), seed=int(seed))
             return self._receive_start()
 
-    def step(self, action: str | int) -> Frame:
+    def step(self, action: Action) -> Frame:
         """Return the frame that an action leads to, (H_px, W_px, 3) uint8.
 
         Args:
-            action: by its name or its number in `actions`.
+            action: by its name or number in `actions`, or a vector: a number for each of `axes`.
         """
         if not self.header:
             raise ValueError("reset must be called before step")
-        if not isinstance(action, str) and 0 <= whole(action, "action") < len(self.actions):
+        if isinstance(action, Sequence | np.ndarray):
+            if self.axes and not isinstance(action, str):
+                if np.size(action) != len(self.axes):
+                    given = f"got {np.size(action)}"
+                    raise ValueError(f"a vector has {len(self.axes)} numbers, {given}")
+                action = f"move({','.join(f'{number:.6g}' for number in np.ravel(action))})"
+        elif 0 <= whole(action, "action") < len(self.actions):
             action = self.actions[action]
-        if action not in self.actions and not (self._combines and isinstance(action, str)):
+        if not isinstance(action, str) or not (self._combines or action in self.actions):
             raise ValueError(
                 f"unknown action {brief(action)}, expected one of: {', '.join(self.actions)}"
             )
@@ -266,7 +275,7 @@ class AsyncSession:
         """Do as `Session.reset`."""
         return await self._run(partial(self.session.reset, start, seed))
 
-    async def step(self, action: str | int) -> Frame:
+    async def step(self, action: Action) -> Frame:
         """Do as `Session.step`."""
         return await self._run(partial(self.session.step, action))
 

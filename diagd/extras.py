@@ -6,6 +6,7 @@ from collections.abc import Iterable
 EXTRAS = {  # module names, as in pyproject.toml
     "doom": ("vizdoom",),
     "gym": ("gymnasium",),
+    "robots": ("pyarrow",),
     "web": ("fastapi", "uvicorn", "websockets", "prometheus_client", "python_multipart"),
     "metrics": ("torchmetrics", "matplotlib"),
     "scale": ("ray",),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from diagd.backends.names import DTypeChoice
 from diagd.checks import check_at_least, whole
 from diagd.client import Session
+from diagd.data.vectors import VectorActions, spell
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.table import Strategy, as_strategy
@@ -39,7 +40,7 @@ RENDER_MODES = ["rgb_array"]
 _IMPORTED_BY = os.getpid()
 
 
-class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
+class GymVectorEnv(VectorEnv[Frames, NDArray[Any], NDArray[Any]]):
     """Several episodes in one world, generated side by side as one batch of the engine.
 
     Each equals a `GymEnv` with its seed. All start together and end together, after
@@ -98,6 +99,9 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
             self.world, self.scenes = self._played.world, self._played.scenes
         self.names = self._played.names  # of actions, by their numbers
         self.single_action_space = Discrete(len(self.names))
+        if axes := self._played.axes:  # actions are vectors
+            _, lowest, highest = (np.array(column) for column in zip(*axes, strict=True))
+            self.single_action_space = Box(lowest, highest, dtype=np.float64)
         self.single_observation_space = Box(0, 255, (*self._played.size_px, 3), np.uint8)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -150,7 +154,7 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         raise ValueError(f"scene must be {known}; got {wanted!r}")
 
     def step(
-        self, actions: NDArray[np.int64]
+        self, actions: NDArray[Any]
     ) -> tuple[Frames, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
         """Apply an action in every episode; or restart all, if the last step ended them.
 
@@ -165,7 +169,7 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
             raise ResetNeeded("reset must be called before step")
         if not self.action_space.contains(np.asarray(actions)):
             raise ValueError(f"action must be in {self.action_space}, got {actions!r}")
-        names = [self.names[action] for action in actions]
+        names = [spell(action) if self._played.axes else self.names[action] for action in actions]
         self._frames = self._played.step(names)
         self._num_steps += 1
         truncated = np.full(self.num_envs, self._num_steps == self.max_episode_steps)
@@ -187,13 +191,14 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         self._played.close()
 
 
-class GymEnv(gymnasium.Env[Frames, np.int64]):
+class GymEnv(gymnasium.Env[Frames, Any]):
     """A world model as an environment (`gymnasium.Env`); registered as `diagd/World-v0`.
 
     The reward is always 0.0, and no episode terminates. `reset` draws a start scene, or uses that
     of `options={"scene": name_or_number}`; `info["scene"]` is its name. The same seed and actions
-    repeat an episode. Old frames leave the context when it is full. `episodes`, a batch of one,
-    has the `names` of its actions by number and, without a url, the `world` and its `scenes`.
+    repeat an episode. An action is the number of one of the world's; where these are vectors, a
+    vector in their ranges. Old frames leave the context when it is full. `episodes`, a batch of
+    one, has the `names` of its actions by number and, without a url, the `world` and its `scenes`.
 
     Args:
         world: a `VideoGenerator`, the name of a bundled model, or a folder.
@@ -224,7 +229,7 @@ class GymEnv(gymnasium.Env[Frames, np.int64]):
         (frame,), info = self.episodes.reset(options=options)
         return frame, {"scene": info["scene"][0]}
 
-    def step(self, action: np.int64) -> tuple[Frames, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Frames, float, bool, bool, dict[str, Any]]:
         """Apply an action; return the next frame, 0.0, False, False, and its info."""
         (frame,), *_, info = self.episodes.step(np.array([action]))
         own = {name: value[0] for name, value in info.items() if not name.startswith("_")}
@@ -263,6 +268,8 @@ class _Here:
         world.check(strategy, sampling)
         self.world, self.strategy, self.sampling = world, strategy, sampling
         self.names, self.size_px = world.vocabulary.names, world.frame_size_px
+        codec = world.vocabulary
+        self.axes = codec.ranges if isinstance(codec, VectorActions) else []
         self.fps = world.defaults.fps
         self.scenes = _read_scenes(world, scenes, context_frames)
         if scenes is not None:
@@ -303,6 +310,7 @@ class _Elsewhere:
             self.close = opened.pop_all().close
         self.sessions, one = sessions, sessions[0]
         self.names, self.size_px, self.fps = one.actions, one.size_px, one.fps
+        self.axes = one.axes
         self.scene_names = one.scenes
 
     def begin(self, numbers: list[int], seeds: list[int]) -> Frames:

@@ -19,8 +19,9 @@ from torch import Tensor
 from diagd.checks import brief
 from diagd.files import naming, parse_object, read_json_object, read_lines, write_json, write_text
 
-# One action per frame: `forward*8,left*4`, or (T,) names or integers, indices into `codec.names`
-Actions = str | Sequence[str] | Sequence[int] | NDArray[np.integer[Any]] | Tensor
+# One action per frame: `forward*8,left*4`, or (T,) names or integers, indices into `codec.names`,
+# or (T, axes) numbers where actions are vectors
+Actions = str | Sequence[str] | Sequence[int] | Sequence[Sequence[float]] | NDArray[Any] | Tensor
 
 IDLE_NAMES = re.compile("none|nop|no[-_]?op|(do_)?nothing|idle|null|stay|wait", re.IGNORECASE)
 
@@ -90,6 +91,9 @@ class ActionVocabulary:
     def tokens_of(self, action: str) -> tuple[int, ...]:
         return (self.id_of(action),)
 
+    def nearest_name(self, action: str) -> str:
+        return action
+
     def action_of(self, record: dict[str, Any]) -> str:
         """Read `{"action": NAME}`; other keys of the line are ignored."""
         return action_in(record, self, "NAME")
@@ -123,7 +127,9 @@ def as_actions(given: Actions, codec: ActionCodec, num_frames: int | None = None
     values = given.tolist() if isinstance(given, Tensor | np.ndarray) else given
     names = []
     for value in values if isinstance(values, Iterable) else [None]:
-        if isinstance(value, bool) or not isinstance(value, str | int | np.integer):
+        if codec.combines and isinstance(value, list | tuple | np.ndarray):  # a vector
+            value = codec.action_of({"action": np.asarray(value).tolist()})
+        elif isinstance(value, bool) or not isinstance(value, str | int | np.integer):
             raise ValueError(
                 "actions must be a string such as forward*8,left*4, names, or (T,) integers, "
                 f"got {brief(values if value is None else value)}"

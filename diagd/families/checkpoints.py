@@ -19,7 +19,8 @@ from huggingface_hub import HfApi, errors, snapshot_download
 from torch import Tensor
 
 from diagd.checks import brief
-from diagd.data.actions import ActionCodec, ActionVocabulary
+from diagd.data.actions import ActionCodec
+from diagd.data.vectors import OwnActions, load_actions
 from diagd.families import presets, table
 from diagd.families.adapters import ADAPTER_FILE, adapted
 from diagd.families.defaults import GenerationDefaults
@@ -389,10 +390,10 @@ def _text_folder(found: Checkpoint) -> Path | None:
 
 
 def read_actions_file(path: Path) -> ActionCodec:
-    """Read `actions.json`: the names of a vocabulary, or the family that defines the actions."""
+    """Read `actions.json`: names, axes of vectors, or the family that defines the actions."""
     kind = read_json_object(path).get("kind")
     codecs = (family.actions for family in table.FAMILIES if family.name == kind)
-    return next(codecs, None) or ActionVocabulary.load(path)
+    return next(codecs, None) or load_actions(path)
 
 
 def _own_tokenizer(found: Checkpoint) -> VideoTokenizer | None:
@@ -450,7 +451,11 @@ def save_tokenizer(folder: Path, tokenizer: VideoTokenizer) -> None:
 
 def write_actions_file(path: Path, codec: ActionCodec) -> None:
     kinds = [family.name for family in table.FAMILIES if family.actions == codec]
-    write_json(path, {"kind": kinds[0]} if kinds else {"names": list(codec.names)})
+    if kinds:
+        write_json(path, {"kind": kinds[0]})
+    else:
+        assert isinstance(codec, OwnActions)
+        codec.save(path)
 
 
 def write_defaults(folder: Path, defaults: GenerationDefaults) -> None:

@@ -1,15 +1,16 @@
 """Token clips: safetensors shards for training.
 
 `shard_00000.safetensors` holds `tokens` (num_clips, T, height, width) and `actions` (num_clips, T),
-with the clips' names, the codebook size and the action names as metadata. Clips are cut into pieces
-of one length. `num_shards.txt` holds the expected number of shards.
+of vectors (num_clips, T, axes), with the clips' names, the codebook size and the action names or
+axes as metadata. Clips are cut into pieces of one length. `num_shards.txt` holds the expected
+number of shards.
 """
 
 import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from diagd.console import progress
 from diagd.data.actions import ActionVocabulary, read_actions
+from diagd.data.vectors import OwnActions, VectorActions, load_actions
 from diagd.data.video import one_thread_workers, read_video
 from diagd.files import (
     naming,
@@ -41,10 +43,13 @@ class TokenClips:
     """Clips, or pieces of clips, of one length and grid."""
 
     tokens: Tensor  # (num_clips, T, height, width) int16 or int32, ids in [0, codebook_size)
-    actions: Tensor  # int16, indices into `action_names`; row t led to frame t
+    # (num_clips, T) int16, indices into `action_names`; of vectors (num_clips, T, axes), their ids.
+    # Row t led to frame t
+    actions: Tensor
     codebook_size: int  # number of visual ids
     action_names: tuple[str, ...]
     codebook: str = ""  # fingerprint of the tokenizer's codes
+    vectors: VectorActions | None = None
 
     @property
     def size(self) -> str:
@@ -52,18 +57,30 @@ class TokenClips:
         return f"{frames} frames of {height}x{width} tokens"
 
     @property
+    def codec(self) -> OwnActions:
+        return self.vectors or ActionVocabulary(self.action_names)
+
+    @property
     def kind(self) -> tuple[object, ...]:
         """Grid, codebook and actions, which all clips of a model share."""
-        return self.tokens.shape[2:], self.codebook_size, self.codebook, self.action_names
+        return self.tokens.shape[2:], self.codebook_size, self.codebook, self.codec
+
+    @property
+    def slots_per_frame(self) -> int:
+        """Tokens of a frame and of the action before it."""
+        return self.tokens[0, 0].numel() + self.codec.num_tokens
+
+    def ids_of_actions(self, indices: Tensor, times: Tensor) -> Tensor:
+        """Return the model's ids of the actions of clips (B, 1) at times (B, T): (B, T, tokens)."""
+        actions = self.actions[indices, times].long() + self.codebook_size
+        return actions.view(*actions.shape[:2], self.codec.num_tokens)
 
 
-def actions_of(
-    paths: Sequence[Path], vocabulary: ActionVocabulary | None = None
-) -> ActionVocabulary:
+def actions_of(paths: Sequence[Path], vocabulary: OwnActions | None = None) -> OwnActions:
     """Return the actions of videos (NAME.jsonl), which all videos have or none.
 
     Their order is the vocabulary's, else that of `actions.json` beside the clips, else by name with
-    `none` first.
+    `none` first. Vectors have such a file.
     """
     files = [path.with_suffix(".jsonl") for path in paths]
     missing = [path for path in files if not path.is_file()]
@@ -74,7 +91,7 @@ def actions_of(
     if vocabulary is not None:
         return vocabulary
     if (beside := files[0].with_name("actions.json")).is_file():
-        return ActionVocabulary.load(beside)
+        return load_actions(beside)
     names = {"none"}
     for path in files:
         for line in read_lines(path, "action file"):
@@ -83,7 +100,7 @@ def actions_of(
     return ActionVocabulary(tuple(sorted(names, key=lambda name: (name != "none", name))))
 
 
-def clip_actions(path: Path, vocabulary: ActionVocabulary, num_frames: int) -> list[str]:
+def clip_actions(path: Path, vocabulary: OwnActions, num_frames: int) -> list[str]:
     """Read the actions of a clip; there is no file if the vocabulary is only `none`."""
     if vocabulary == STILL:
         return [*STILL.names] * num_frames
@@ -94,7 +111,7 @@ def write_shards(
     tokenizer: VQTokenizer,
     paths: Sequence[Path],
     folder: Path,
-    vocabulary: ActionVocabulary,
+    vocabulary: OwnActions,
     piece: int | None = None,
     size_px: tuple[int, int] | None = None,
     threads: int = 2,
@@ -106,10 +123,14 @@ def write_shards(
     default all clips have one length.
     """
 
-    def encode(path: Path) -> tuple[Tensor, Tensor]:  # (pieces, T, height, width) and (pieces, T)
+    is_vectors = isinstance(vocabulary, VectorActions)
+
+    # (pieces, T, height, width), and (pieces, T) or (pieces, T, axes)
+    def encode(path: Path) -> tuple[Tensor, Tensor]:
         tokens = tokenizer.encode(read_video(path, size_px=size_px).frames).to(dtype)
         names = clip_actions(path, vocabulary, len(tokens))
-        actions = torch.tensor([vocabulary.id_of(name) for name in names], dtype=torch.int16)
+        ids = torch.tensor([vocabulary.tokens_of(name) for name in names], dtype=torch.int16)
+        actions = ids if is_vectors else ids[:, 0]
         length = piece or len(tokens)
         last = len(tokens) - length  # may overlap, so that every frame is in a piece
         starts = torch.tensor([*range(0, last, length), last])
@@ -131,6 +152,7 @@ def write_shards(
                 "compression": str(tokenizer.compression),
                 "cut": json.dumps([piece, size_px]),
                 "action_names": json.dumps(list(vocabulary.names)),
+                **({"vectors": json.dumps(asdict(vocabulary))} if is_vectors else {}),
             }
             if not shard.is_file():
                 tokens, actions = zip(*pool.map(encode, group), strict=True)
@@ -176,6 +198,7 @@ def read_shards(folder: str | Path) -> TokenClips:
             ("codebook_size ", first.codebook_size, part.codebook_size),
             ("codebook ", first.codebook, part.codebook),
             ("action_names ", first.action_names, part.action_names),
+            ("axes of ", first.vectors, part.vectors),
             ("", first.size, part.size),
         ):
             if found != expected:
@@ -196,14 +219,17 @@ def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"expected a list of names, got {metadata['action_names'][:60]}")
         num_ids = int(metadata["codebook_size"])
+        axes = metadata.get("vectors")
+        vectors = None if axes is None else VectorActions.parse(parse_object(axes))
     shape, acted = tuple(tokens.shape), tuple(actions.shape)
     if len(shape) != 4 or not tokens.numel():
         raise ValueError(f"{path}: tokens must be (clips, T, height, width), got {shape}")
-    if acted != shape[:2]:
-        raise ValueError(f"{path}: actions must be {shape[:2]} as the tokens, got {acted}")
+    if acted != (wanted := (*shape[:2], *([vectors.num_tokens] if vectors else []))):
+        raise ValueError(f"{path}: actions must be {wanted} as the tokens, got {acted}")
+    num_actions = vectors.num_ids if vectors else len(names)
     for what, ids, bound, shown in (
         ("tokens", tokens, num_ids, f"codebook_size={num_ids}"),
-        ("actions", actions, len(names), str(len(names))),
+        ("actions", actions, num_actions, str(num_actions)),
     ):
         if ids.dtype not in (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8):
             got = f"got {ids.dtype}"
@@ -212,4 +238,4 @@ def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
         if low < 0 or high >= bound:
             raise ValueError(f"{path}: {what} must be in [0, {shown}), got {low} to {high}")
     codebook = metadata.get("codebook", "")
-    return TokenClips(tokens, actions, num_ids, tuple(names), codebook), metadata
+    return TokenClips(tokens, actions, num_ids, tuple(names), codebook, vectors), metadata

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.console import make_console, print_table, track
-from diagd.data.actions import ActionVocabulary, read_actions
+from diagd.data.actions import read_actions
+from diagd.data.vectors import OwnActions, VectorActions
 from diagd.data.video import read_video
 from diagd.families.clip_files import find_films
 from diagd.tokenizers.shards import STILL, actions_of
@@ -123,9 +124,13 @@ def check_clips(folder: Path) -> ClipsReport:
         notes.append("no action files (NAME.jsonl beside NAME.mp4): the world will have no actions")
     if not acted or not clips:
         return ClipsReport(clips, problems, notes, {}, None)
-    ids = [torch.tensor([vocabulary.id_of(name) for name in clip.actions]) for clip in clips]
+    ids = [torch.tensor([*map(vocabulary.names.index, clip.actions)]) for clip in clips]
     if (timing := row_timing([clip.movement for clip in clips], ids)).found in WRONG_ROWS:
-        problems.append(WRONG_ROWS[timing.found])
+        wrong = WRONG_ROWS[timing.found]
+        if isinstance(vocabulary, VectorActions):
+            notes.append(f"right if actions are forces, which move things a frame later; or {wrong}")
+        else:
+            problems.append(wrong)
     uses = {name: _use(name, clips) for name in vocabulary.names}
     never = [name for name, use in uses.items() if not use.frames]
     rarely = [name for name, use in uses.items() if 0 < use.share < RARE_SHARE]
@@ -138,9 +143,7 @@ def check_clips(folder: Path) -> ClipsReport:
     return ClipsReport(clips, problems, notes, uses, timing)
 
 
-def _read(
-    path: Path, vocabulary: ActionVocabulary | None, first: CheckedClip | None
-) -> CheckedClip:
+def _read(path: Path, vocabulary: OwnActions | None, first: CheckedClip | None) -> CheckedClip:
     """Read a clip; ValueError unless it matches the first one, if there is one."""
     video = read_video(path)
     frames, size_px = video.frames, (video.frames.shape[1], video.frames.shape[2])
@@ -148,7 +151,8 @@ def _read(
         raise ValueError(f"{path}: expected at least 2 frames, got {len(frames)}")
     actions: list[str] = []
     if vocabulary is not None:
-        actions = read_actions(path.with_suffix(".jsonl"), vocabulary, len(frames))
+        read = read_actions(path.with_suffix(".jsonl"), vocabulary, len(frames))
+        actions = [vocabulary.nearest_name(action) for action in read]
     if first and size_px != first.size_px:
         expected, given = ("x".join(map(str, size)) for size in (first.size_px, size_px))
         raise ValueError(

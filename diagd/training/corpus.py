@@ -1,10 +1,11 @@
-"""From a folder of clips to one folder for `diagd train`.
+"""From a folder of clips, or a LeRobot dataset, to one folder for `diagd train`.
 
 It holds token shards of the training clips (`train/`) and the held-out ones (`heldout/`), and the
 parts of a world: tokenizer, actions, generation defaults, a prompt and start scenes.
 
 diagd tokenize --clips clips --out tokens
 diagd tokenize --clips more_clips --tokenizer tokens/tokenizer --out more
+diagd tokenize --lerobot dataset --camera top --size 64x96 --out tokens
 """
 
 from collections.abc import Sequence
@@ -13,8 +14,10 @@ from shlex import quote
 from typing import Any
 
 from diagd.backends.devices import device_of
-from diagd.console import make_console
-from diagd.data.actions import ActionVocabulary, write_actions
+from diagd.console import make_console, track
+from diagd.data.actions import write_actions
+from diagd.data.lerobot import read_lerobot
+from diagd.data.vectors import OwnActions, load_actions
 from diagd.data.video import read_video, video_length, write_video
 from diagd.families.checkpoints import ACTIONS_FILE, DEFAULTS_FILE, TOKENIZER_FOLDER, write_defaults
 from diagd.families.clip_files import find_films
@@ -28,6 +31,7 @@ from diagd.training.options import TokenizeOptions
 from diagd.training.tokenizer import OF_TRAINING, load_frames, measure_tokenizer, prepare_tokenizer
 
 POOR_PSNR = 28.0  # dB; blurry, in pictures of games
+CLIPS_FOLDER = "clips"  # of the episodes of a LeRobot dataset, in --out
 MAX_PIECE = 64  # maximum frames per piece of a clip
 MAX_LEFT_OUT = 0.1  # share of the frames that may be dropped with short clips
 NUM_SCENES = 5
@@ -44,13 +48,21 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
     quality measured on held-out clips, and counts of clips, frames per piece and scenes.
     """
     device = device_of(options.device)
-    clips = find_films(options.clips)
-    others = find_films(options.heldout) if options.heldout else []
-    given = ActionVocabulary.load(options.actions) if options.actions else None
-    vocabulary = actions_of([*clips, *others], given)
-    lengths = {path: video_length(path)[0] for path in (*clips, *others)}
-    for path, length in lengths.items():
-        clip_actions(path, vocabulary, length)
+    robot = options.lerobot and read_lerobot(
+        options.lerobot, options.camera, options.vectors, options.every, options.bins
+    )
+    if robot:
+        lengths = robot.lengths(options.out / CLIPS_FOLDER)
+        clips, others, vocabulary = sorted(lengths), list[Path](), robot.codec
+        films = list(dict.fromkeys(episode.film for episode in robot.episodes))
+    else:
+        clips = films = find_films(options.recorded)
+        others = find_films(options.heldout) if options.heldout else []
+        given = load_actions(options.actions) if options.actions else None
+        vocabulary = actions_of([*clips, *others], given)
+        lengths = {path: video_length(path)[0] for path in (*clips, *others)}
+        for path, length in lengths.items():
+            clip_actions(path, vocabulary, length)
     piece = piece_length(list(lengths.values()))
     clips, others = ([path for path in p if lengths[path] >= piece] for p in (clips, others))
     if options.heldout is None:
@@ -62,7 +74,11 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
                 f"{name}: expected a clip of at least {piece} frames, the length of a piece: "
                 "record another one"
             )
-    height, width, patch = _check_sizes(options, [*clips, *others])
+    height, width, patch = _check_sizes(options, films if robot else [*clips, *others])
+    if robot:
+        written = robot.write(options.out / CLIPS_FOLDER, options.size_px)
+        for _ in track(written, "reading episodes", len(lengths)):
+            pass
     console = make_console()
     left_out = len(lengths) - len(clips) - len(others)
     console.print(
@@ -157,9 +173,7 @@ def copy_parts(source: Path, folder: Path) -> None:
         copy_whole(source / name, folder / name, OF_TRAINING)
 
 
-def write_starts(
-    folder: Path, clips: Sequence[Path], vocabulary: ActionVocabulary, size_px: Size
-) -> int:
+def write_starts(folder: Path, clips: Sequence[Path], vocabulary: OwnActions, size_px: Size) -> int:
     """Write a prompt, a walk that continues it, scenes, actions and generation defaults.
 
     All are cut from held-out clips; returns the number of scenes.
@@ -184,7 +198,7 @@ def write_starts(
 
 
 def write_start(
-    goal: Path, clip: Path, start: int, vocabulary: ActionVocabulary, size_px: Size = None
+    goal: Path, clip: Path, start: int, vocabulary: OwnActions, size_px: Size = None
 ) -> list[str]:
     """Write up to `SCENE_FRAMES` of a clip with their actions; return all actions of the clip."""
     video = read_video(clip, SCENE_FRAMES, start=start, size_px=size_px)

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from diagd.console import progress
-from diagd.data.actions import ActionVocabulary
 from diagd.families.checkpoints import CONFIG_FILE, save_model
 from diagd.files import (
     append_line,
@@ -302,7 +301,7 @@ class TrainingRun:
 
     def _write_world(self, weights: dict[str, Tensor]) -> None:
         save_model(self.accelerator.unwrap_model(self.model), self.options.out, weights)
-        ActionVocabulary(self.clips.action_names).save(self.options.out / "actions.json")
+        self.clips.codec.save(self.options.out / "actions.json")
 
     def _save_state(self) -> None:
         fresh, is_main = self.checkpoint / f"step_{self.step}", self.accelerator.is_main_process

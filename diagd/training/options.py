@@ -21,6 +21,7 @@ from diagd.decoding.strategies.table import (
 from diagd.families.presets import PRESETS, available_models
 from diagd.flags import Device, OutputFolder, RowLags
 
+OF_LEROBOT = ("camera", "vectors", "every", "bins")
 TOKENIZER_MINUTES, WORLD_MINUTES = 5.0, 20.0  # default training times
 
 
@@ -45,7 +46,14 @@ class TokenizeOptions:
     seed: int = 0  # seed of the weights and of the order of frames
     threads: int = 2  # number of workers, each with a share of the batch
     device: Device = "cpu"  # run on cpu or cuda
-    clips: Path  # folder of videos (NAME.mp4), with actions in NAME.jsonl if there are any
+    # folder of videos (NAME.mp4), with actions in NAME.jsonl if there are any; or see --lerobot
+    clips: Path | None = None
+    lerobot: Path | None = None  # folder of a LeRobot dataset, v2.1 or v3.0: vectors are actions
+    camera: str | None = None  # of a LeRobot dataset with several, such as top
+    # features of a LeRobot dataset whose numbers are an action: action, observation.state
+    vectors: tuple[str, ...] = ("action",)
+    every: int | None = None  # of a LeRobot dataset, every n-th frame; default: about 10 a second
+    bins: int = 64  # ids for the numbers of each axis of a vector
     size: str | None = None  # crop and scale frames to this height and width, such as 64x96
     init: Path | None = None  # tokenizer to start training from, instead of from scratch
     patch: int | None = None  # pixels per token side; default: 8, or a divisor of the frame size
@@ -60,7 +68,15 @@ class TokenizeOptions:
 
     def __post_init__(self) -> None:
         check_at_least(self, steps=1, batch_size=1, threads=1, codes=1, frame_stride=1, patch=1)
-        check_at_least(self, sharpen=0, seed=0, checkpoint_s=0)
+        check_at_least(self, sharpen=0, seed=0, checkpoint_s=0, every=1, bins=2)
+        if (self.clips is None) == (self.lerobot is None):
+            raise ValueError("give either --clips or --lerobot, a folder of what was recorded")
+        given = [name for name in OF_LEROBOT if getattr(self, name) != getattr(type(self), name)]
+        if self.clips is not None and given:
+            raise ValueError(f"--{given[0]} is only for --lerobot")
+        if self.lerobot is not None and (self.heldout or self.actions):
+            name = "heldout" if self.heldout else "actions"
+            raise ValueError(f"{name} must be left out with lerobot")
         check_values(
             self,
             ("minutes", self.minutes is None or 0 < self.minutes < math.inf, "above 0"),
@@ -72,10 +88,10 @@ class TokenizeOptions:
             ("learning_rate", self.learning_rate > 0, "above 0"),
             ("heldout_share", 0 < self.heldout_share <= 0.5, "in (0, 0.5]"),
         )
-        clips, out = self.clips.resolve(), self.out.resolve()
+        clips, out = self.recorded.resolve(), self.out.resolve()
         if self.heldout is not None and self.heldout.resolve().is_relative_to(clips):
             raise ValueError(f"heldout must not be inside clips, got {self.heldout}")
-        for folder in (clips, (self.heldout or self.clips).resolve()):
+        for folder in (clips, (self.heldout or self.recorded).resolve()):
             if out.is_relative_to(folder) or folder == out / "scenes":
                 raise ValueError(f"out must not be inside the folders of clips, got {self.out}")
         if self.patch is not None and (self.init or self.tokenizer):
@@ -83,6 +99,13 @@ class TokenizeOptions:
         if self.tokenizer is not None and self.init is not None:
             raise ValueError("tokenizer is used unchanged: to train it further give it as --init")
         _ = self.size_px
+
+    @property
+    def recorded(self) -> Path:
+        """The folder of what was recorded, clips or a LeRobot dataset."""
+        folder = self.clips or self.lerobot
+        assert folder is not None
+        return folder
 
     def share_done(self, step: int, seconds: float) -> float:
         """Return the share of the training that is done: by steps, time, or the larger."""
@@ -236,7 +259,7 @@ class RunOptions:
 
     def length_of(self, clips: Any) -> int:
         """Return the tokens of a sequence of `TokenClips`: frames, and actions between them."""
-        return self.frames * (clips.tokens[0, 0].numel() + 1) - 1
+        return self.frames * clips.slots_per_frame - clips.codec.num_tokens
 
     def batch_of(self, clips: Any) -> int:
         """Return the sequences per step and process."""

@@ -16,16 +16,16 @@ def generator_of(*key: int) -> torch.Generator:
 def sequences(clips: TokenClips, indices: Tensor, times: Tensor) -> Tensor:
     """Interleave frames of clips with the actions between them: frame, action, frame ...
 
-    The frames of each clip (B,) at times (B, T) make a row (B, T * (height * width + 1) - 1);
-    action ids follow the visual ids. A frame that repeats the previous one has the action "none".
+    The frames of each clip (B,) at times (B, T) make a row (B, T * (height * width + n) - n), with
+    n tokens of an action, whose ids follow the visual ids. A frame that repeats the previous one
+    has the action "none".
     """
     visual = clips.tokens[indices[:, None], times].flatten(2).long()
-    actions = clips.actions[indices[:, None], times].long()
+    actions = clips.ids_of_actions(indices[:, None], times)
     held = times.diff(dim=1, prepend=times[:, :1] - 1) == 0
     if held.any():
-        actions = actions.masked_fill(held, clips.action_names.index("none"))
-    actions = actions[..., None] + clips.codebook_size
-    return torch.cat([actions, visual], dim=2).flatten(1)[:, 1:]
+        actions[held] = clips.codebook_size + torch.tensor(clips.codec.tokens_of("none"))
+    return torch.cat([actions, visual], dim=2).flatten(1)[:, clips.codec.num_tokens :]
 
 
 def draw_batch(clips: TokenClips, frames: int, size: int, seed: int, hold: float = 0.0) -> Tensor:
@@ -41,7 +41,7 @@ def draw_batch(clips: TokenClips, frames: int, size: int, seed: int, hold: float
 def windows(clips: TokenClips, size: int, frames: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Cut a window, at a position drawn with the seed, from each of the first `size` clips.
 
-    Returns the model's ids, int64: tokens (size, frames, height, width), actions (size, frames, 1).
+    Returns the model's ids, int64: tokens (size, frames, height, width), actions (size, frames, n).
     """
     num_clips, length = clips.tokens.shape[:2]
     for name, asked, there in (("clips", size, num_clips), ("frames", frames, length)):
@@ -50,5 +50,4 @@ def windows(clips: TokenClips, size: int, frames: int, seed: int = 0) -> tuple[T
     generator = torch.Generator().manual_seed(seed)
     starts = torch.randint(length - frames + 1, (size, 1), generator=generator)
     indices, times = torch.arange(size)[:, None], starts + torch.arange(frames)
-    actions = clips.actions[indices, times].long() + clips.codebook_size
-    return clips.tokens[indices, times].long(), actions[..., None]
+    return clips.tokens[indices, times].long(), clips.ids_of_actions(indices, times)

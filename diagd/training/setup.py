@@ -6,7 +6,7 @@ import math
 import torch
 
 from diagd.backends.devices import multiplies_bfloat16
-from diagd.data.actions import ActionVocabulary
+from diagd.data.vectors import VectorActions, load_actions
 from diagd.families import checkpoints
 from diagd.families.presets import PRESETS
 from diagd.models.config import ModelConfig
@@ -19,15 +19,15 @@ from diagd.training.options import RunOptions
 
 def check_fit(model: str, config: ModelConfig, clips: TokenClips) -> None:
     """Raise ValueError unless a model, by its name or folder, matches the clips' tokens."""
-    names = ()
+    actions = None
     if config.num_action_tokens:
-        folder = checkpoints.base_path(model)
-        names = ActionVocabulary.load(folder / checkpoints.ACTIONS_FILE).names
+        actions = load_actions(checkpoints.base_path(model) / checkpoints.ACTIONS_FILE)
+    own = actions if isinstance(actions, VectorActions) else actions.names if actions else ()
     for what, of_model, of_clips in (
         ("grid", (config.grid_height, config.grid_width), tuple(clips.tokens.shape[2:])),
         ("number of visual ids", config.image_vocab_size, clips.codebook_size),
-        ("number of action tokens per frame", config.num_action_tokens, 1),
-        ("actions", names, clips.action_names),
+        ("number of action tokens per frame", config.num_action_tokens, clips.codec.num_tokens),
+        ("actions", own, clips.vectors or clips.action_names),
     ):
         if of_model != of_clips:
             raise ValueError(
@@ -51,12 +51,12 @@ def fit_config(
     grid_height, grid_width = clips.tokens.shape[2:]
     config = dataclasses.replace(
         PRESETS[preset],
-        vocab_size=clips.codebook_size + len(clips.action_names),
+        vocab_size=clips.codebook_size + clips.codec.num_ids,
         image_vocab_size=clips.codebook_size,
         grid_height=grid_height,
         grid_width=grid_width,
-        num_action_tokens=1,
-        max_positions=frames * (grid_height * grid_width + 1) - 1,
+        num_action_tokens=clips.codec.num_tokens,
+        max_positions=frames * clips.slots_per_frame - clips.codec.num_tokens,
     )
     return slide(config, sliding_frames)
 

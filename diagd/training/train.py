@@ -282,7 +282,7 @@ def plan_run(options: TrainOptions, clips: TokenClips) -> RunPlan:
     # several processes need one budget, but measured for different times
     spent = 0.0 if "WORLD_SIZE" in os.environ else monotonic() - began
     seconds_left = max(options.seconds - spent, 1.0)
-    data_tokens = len(clips.tokens) * clips.tokens.shape[1] * (clips.tokens[0, 0].numel() + 1)
+    data_tokens = clips.tokens.shape[:2].numel() * clips.slots_per_frame
     tokens_per_step = processes * options.batch_of(clips) * options.length_of(clips)
     steps = math.ceil(MAX_PASSES * data_tokens / tokens_per_step)
     max_tokens = min(options.steps or steps, steps) * tokens_per_step

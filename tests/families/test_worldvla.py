@@ -213,7 +213,7 @@ def test_actions_are_seven_numbers():
     for action in ("move(1,2)", "move(1,2,3,4,5,6,nan)", "move(a,2,3,4,5,6,7)", "jump"):
         with pytest.raises(ValueError, match=r"unknown action '.*', expected none or move\(X,Y"):
             codec.tokens_of(action)
-    with pytest.raises(ValueError, match=r'expected \{"action": SEVEN_NUMBERS\}, got \{"act'):
+    with pytest.raises(ValueError, match=r'expected \{"action": WORDS or 7 NUMBERS\}, got \{"act'):
         codec.action_of({"action": 3})
 
 

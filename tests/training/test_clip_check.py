@@ -6,6 +6,7 @@ import torch
 
 from diagd.data.actions import ActionVocabulary, read_actions, write_actions
 from diagd.data.recorders.recording import RecordOptions, clip_paths, record
+from diagd.data.vectors import VectorActions
 from diagd.data.video import read_video, write_video
 from diagd.training import check
 from diagd.training.check import WRONG_ROWS, check_clips, row_timing
@@ -75,6 +76,19 @@ def test_what_the_problem_says_mends_rows_that_lead_away(clips):
         rows = path.read_text().splitlines()
         path.write_text("\n".join([json.dumps({"action": "none"}), *rows[:-1]]))
     assert check_clips(clips).problems == []
+
+
+def test_vectors_may_be_forces_that_act_a_row_later(clips):
+    shift_rows(clips, 1)
+    words = {"left": "x=min", "right": "move(1,0)", "look_up": "y=max", "none": "none"}
+    for path in clips.glob("*.jsonl"):
+        rows = path.read_text().splitlines()
+        write_actions(path, [words[json.loads(row)["action"]] for row in rows])
+    VectorActions(("x", "y"), (-1, -1), (1, 1)).save(clips / "actions.json")
+    report = check_clips(clips)
+    assert report.problems == []
+    assert report.notes[0].startswith("right if actions are forces")
+    assert WRONG_ROWS[-1] in report.notes[0]
 
 
 def test_all_problems_are_told_at_once(clips):

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from diagd.data.actions import action_in, parse_call
+from diagd.data.vectors import VectorActions
 from diagd.families.chameleon.images import (
     DEFAULT,
     IMAGE_END,
@@ -60,15 +60,24 @@ _HIGHEST = (0.9375, 0.9375, 0.9375, 0.375, 0.375, 0.375, 1.0)
 _STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 
 
+_VECTORS = VectorActions(
+    axes=("X", "Y", "Z", "ROLL", "PITCH", "YAW", "GRIP"),
+    lowest=_LOWEST,
+    highest=_HIGHEST,
+    bins=_NUM_BINS,
+    rest=_STILL,
+)
+
+
 @dataclass(frozen=True)
 class RobotActions:
-    """Actions of a robot arm, `move(X,Y,Z,ROLL,PITCH,YAW,GRIP)`, in the tokens of the prompt."""
+    """Vectors of a robot arm, `move(X,Y,Z,ROLL,PITCH,YAW,GRIP)`, in the tokens of the prompt."""
 
     num_cameras: int = 1
 
-    names = ("none",)
+    names = _VECTORS.names
     num_ids = len(_BETWEEN) + 3 + _NUM_BINS  # three of image start, height and width
-    combines = False
+    combines = True
 
     @property
     def num_tokens(self) -> int:
@@ -82,12 +91,7 @@ class RobotActions:
     def tokens_of(self, action: str) -> tuple[int, ...]:
         """Return what stands between two frames, then within one; numbers are clipped."""
         lowest, highest = np.array(_LOWEST), np.array(_HIGHEST)
-        numbers = _STILL if action == "none" else parse_call(action, "move", len(_STILL))
-        if numbers is None:
-            raise ValueError(
-                f"unknown action {action!r}, expected none or move(X,Y,Z,ROLL,PITCH,YAW,GRIP)"
-            )
-        scaled = 2 * (np.array(numbers) - lowest) / (highest - lowest + 1e-8) - 1
+        scaled = 2 * (_VECTORS.numbers_of(action) - lowest) / (highest - lowest + 1e-8) - 1
         edges = np.linspace(-1, 1, _NUM_BINS)
         bins = np.digitize(scaled.clip(-1, 1), edges) - 1 + len(_BETWEEN) + 3
         image_end, action_start, action_end, turn_end, *size = range(len(_BETWEEN) + 3)
@@ -95,11 +99,8 @@ class RobotActions:
         return (image_end, action_start, *bins.tolist(), action_end, turn_end, *size, *seam)
 
     def action_of(self, record: dict[str, Any]) -> str:
-        """Read `{"action": [X, Y, Z, ROLL, PITCH, YAW, GRIP]}`, or an action in words."""
-        action = record.get("action")
-        if isinstance(action, list):
-            record = {"action": f"move({','.join(map(str, action))})"}
-        return action_in(record, self, "SEVEN_NUMBERS")
+        """Read `{"action": WORDS, a list of seven numbers, or {AXIS: NUMBER}}`."""
+        return _VECTORS.action_of(record)
 
 
 def _convert_robot(

@@ -116,6 +116,7 @@ class World:
     fps: float  # frames per second of the world's own pace
     model: str  # name, which saved dreams have, too
     actions: tuple[str, ...]
+    axes: list[tuple[str, float, float]]  # of vectors: names, lowest and highest numbers
     keyboard: Keyboard
     scenes: list[str]  # names, in the order in which `Begin` counts them
     max_seed: int  # seeds are in [0, max_seed)

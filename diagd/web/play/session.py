@@ -29,7 +29,7 @@ MAX_FRAMES = 20_000  # of a session: forty minutes at the pace of the bundled wo
 MAX_START_FRAMES = 64
 FORMAT = "diagd-dream-2"  # of saved dreams: dream.js has it, too
 
-Action = Annotated[str, Field(max_length=200)]
+Action = Annotated[str, Field(max_length=800)]
 StrategyByName = Annotated[Strategy, PlainValidator(as_strategy), PlainSerializer(str)]  # in JSON
 
 

@@ -7,6 +7,7 @@ from itertools import chain, count, product
 from pydantic import ValidationError
 
 from diagd.data.actions import ActionCodec, idle_action
+from diagd.data.vectors import VectorActions
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.table import Diagonal, Raster, Strategy, parse_strategy
 from diagd.families.checkpoints import find_model
@@ -82,6 +83,7 @@ def describe(
         fps=float(scenes[0].fps),
         model=name_of(world),
         actions=world.vocabulary.names,
+        axes=world.vocabulary.ranges if isinstance(world.vocabulary, VectorActions) else [],
         keyboard=keyboard_of(world.vocabulary),
         scenes=[scene.name for scene in scenes],
         max_seed=MAX_SEED,

@@ -60,7 +60,7 @@ BAD = {
     '{"type": "act", "action": "left", "id": true}': "act.id: Input should be a valid integer",
     '{"type": "act", "action": "fly", "id": 1}': "unknown action 'fly', expected one of: none",
     '{"type": "step", "action": "fly", "id": 1}': "unknown action 'fly', expected one of: none",
-    '{"type": "act", "action": "%s", "id": 1}' % ("x" * 201): "should have at most 200 characters",
+    '{"type": "act", "action": "%s", "id": 1}' % ("x" * 801): "should have at most 800 characters",
     '{"type": "pause", "paused": 1}': "pause.paused: Input should be a valid boolean",
     '{"type": "seen", "frame": NaN}': "seen.frame: Input should be a valid integer",
     ADJUST % (0, 1, 1, "true"): "adjust.strategy: strategy must be a name, got 0",
@@ -148,4 +148,4 @@ def test_the_page_reads_the_fields_that_messages_have():
         assert read, name
         assert read <= expected, name
     unread = set[str]().union(*known.values()) - set(re.findall(r"\w+", page))
-    assert unread == {"send_ms", "received"}  # for whoever measures, and for programs
+    assert unread == {"send_ms", "received", "axes"}  # for whoever measures, and for programs

@@ -115,7 +115,7 @@ DAMAGE = {
     "frames.0: Input should be an object": change(["frames", 0], ["left", 1]),
     "frames.0.checksum: Input should be a valid integer": change(["frames", 0, "checksum"], "x"),
     "unknown action 'jump'": change(["frames", 0, "action"], "jump"),
-    "action: String should have at most 200": change(["frames", 0, "action"], "x" * 201),
+    "action: String should have at most 800": change(["frames", 0, "action"], "x" * 801),
     "row_lag must be in": change(["frames", 0, "controls", "strategy"], "k=6"),
     "strategy: strategy must look like": change(["frames", 0, "controls", "strategy"], "k"),
     "strategy must be a name, got": change(["frames", 0, "controls", "strategy"], {}),
