@@ -166,6 +166,15 @@ def base_path(name_or_path: str | Path) -> Path:
     return model_path(base)
 
 
+def refuse_adapter(purpose: str, name: str | Path) -> None:
+    """Raise ValueError if a model is named by the folder of an adapter."""
+    if (path := model_path(name)) != base_path(name):
+        raise ValueError(
+            f"{purpose} needs a whole model, got the adapter {path}: "
+            "diagd convert --adapter merges it"
+        )
+
+
 def contents_of(name_or_path: str | Path, adapter: Path | None = None) -> str:
     """Return the fingerprint of a model's files, and of an adapter's if one is given."""
     return "-".join(fingerprint(one) for one in (model_path(name_or_path), adapter) if one)

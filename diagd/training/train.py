@@ -38,7 +38,13 @@ from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.schedule import FrameFormat, TokenGrid
 from diagd.extras import require
 from diagd.families.adapters import weights_sha256
-from diagd.families.checkpoints import TOKENIZER_FOLDER, build_model, find_model, model_path
+from diagd.families.checkpoints import (
+    TOKENIZER_FOLDER,
+    build_model,
+    find_model,
+    model_path,
+    refuse_adapter,
+)
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.presets import WORLD_SIZES
 from diagd.files import naming, read_json_lines, read_json_object, save_figure, write_json
@@ -95,6 +101,7 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
     """Finetune to the last step, from the latest checkpoint if there is one; report the losses."""
     if options.lora:
         require("--lora", "peft")
+    refuse_adapter("init", options.init)
     clips, held_out = read_clips(options := decide_precision(options))
     found = find_model(options.init)
     sizes = options.batch_of(clips), options.length_of(clips)

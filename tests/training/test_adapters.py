@@ -16,8 +16,10 @@ from diagd.families.checkpoints import find_model, load_model
 from diagd.files import read_json_object
 from diagd.pipeline.world_folder import check_strategy
 from diagd.training.memory import estimate_memory
+from diagd.training.options import TuneOptions
 from diagd.training.sequences import draw_batch
 from diagd.training.train import FinetuneOptions, finetune
+from diagd.training.tuning import main as tune
 from tests.training.runs import log_of, options_maker, run_killed
 from tests.worlds import clips_of, random_model, write_shard_model
 
@@ -217,6 +219,17 @@ def test_the_folder_stands_for_its_base_with_it_and_begins_by_its_strategy(train
         check_strategy(find_model(trained.init), parse_strategy("k=1/learnt"))
     ours, theirs = load_model(trained.out), load_model(trained.init, adapter=trained.out)
     assert all(map(torch.equal, ours.state_dict().values(), theirs.state_dict().values()))
+
+
+def test_its_folder_is_no_model_to_finetune_nor_to_write_a_choice_into(trained, options):
+    message = r"needs a whole model, got the adapter .*run: diagd convert --adapter merges it"
+    before = sorted(Path(trained.init).iterdir())
+    with pytest.raises(ValueError, match=f"init {message}"):
+        finetune(options("again", init=str(trained.out)))
+    chosen = TuneOptions(trained.tokens, str(trained.out), make_default=True)
+    with pytest.raises(ValueError, match=f"make_default {message}"):
+        tune(chosen)
+    assert sorted(Path(trained.init).iterdir()) == before
 
 
 def test_factors_are_merged_in_float32_before_weights_are_cast(trained):
