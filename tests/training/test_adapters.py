@@ -12,16 +12,17 @@ from diagd.backends.linears import round_linears
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.families.adapters import weights_sha256
-from diagd.families.checkpoints import find_model, load_model
+from diagd.families.checkpoints import find_model, load_model, save_model
 from diagd.files import read_json_object
 from diagd.pipeline.world_folder import check_strategy
+from diagd.training.adapters import AdapterFolder, attach
 from diagd.training.memory import estimate_memory
 from diagd.training.options import TuneOptions
 from diagd.training.sequences import draw_batch
 from diagd.training.train import FinetuneOptions, finetune
 from diagd.training.tuning import main as tune
 from tests.training.runs import log_of, options_maker, run_killed
-from tests.worlds import clips_of, random_model, write_shard_model
+from tests.worlds import clips_of, model_config, random_model, write_shard_model
 
 
 @pytest.fixture
@@ -239,6 +240,36 @@ def test_factors_are_merged_in_float32_before_weights_are_cast(trained):
     merged = load_model(trained.init, adapter=trained.out, dtype=torch.bfloat16)
     expected = (base + 32 / trained.lora * product).bfloat16()
     assert torch.equal(merged.state_dict()[f"{name}.weight"], expected)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"position": "learned", "norm": "layer", "mlp": "gelu", "bias": True},
+        {"qk_norm": True, "tie_embeddings": True},
+        {"num_kv_heads": 1, "head_size": 16},
+        {"visual_mlp_layers": (1,), "sliding_window": 20, "sliding_layers": (1,)},
+    ],
+    ids=["WHAM", "Cosmos", "Janus", "MammothModa2"],
+)
+def test_in_every_family_a_loaded_model_is_the_one_that_was_trained(changes, options, tmp_path):
+    config = replace(model_config(), **changes)
+    model, init = random_model(config), tmp_path / "family"
+    save_model(model, init)
+    run = options(init=str(init), stand_in=True)
+    folder = AdapterFolder(run, weights_sha256(find_model(init).weights))
+    attach(model, run, torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.data = torch.randn(weight.shape, generator=generator) / 4
+    run.out.mkdir()
+    folder(model.state_dict())
+    loaded = load_model(init, adapter=run.out)
+    tokens = torch.randint(config.vocab_size, (2, 30), generator=generator)
+    tokens[:, ::6] = loaded.shape.stand_in
+    torch.testing.assert_close(loaded.logits(tokens), model.logits(tokens), rtol=1e-4, atol=1e-4)
+    assert loaded.config == model.config
 
 
 def test_a_hash_is_of_names_types_shapes_and_contents_in_any_order():
