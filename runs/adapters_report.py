@@ -33,7 +33,8 @@ def read_rows(folder: Path) -> Rows:
     """Return a row for each arm, number of steps and strategy, averaged over seeds.
 
     `change` is against the untouched world under the same strategy, `gap` the distance from the
-    untouched world's raster order, both paired by seed; errors are over seeds, None for one.
+    untouched world's raster order; all are judged on the same clips. Errors are over seeds, None
+    for one.
     """
     nll, about = dict[tuple[str, str], dict[int, float]](), dict[str, dict[str, Any]]()
     for path in sorted(folder.glob("*.jsonl")):
@@ -54,6 +55,7 @@ def read_rows(folder: Path) -> Rows:
                 "steps": int(steps) if name else 0,
                 "strategy": strategy,
                 "seeds": len(by_seed),
+                **{key: about[arm][key] for key in ("clips", "device", "torch")},
                 "trained": about[arm]["trained"],
                 "share": about[arm]["trained"] / about[arm]["parameters"],
                 "nll": mean(by_seed.values()),

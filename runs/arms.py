@@ -68,7 +68,7 @@ SCRATCH: Flags = {
 FINETUNED: Flags = {"init": "maze", "frames": 4}
 ADAPTERS: dict[str, Flags] = {
     "full": {"learning-rate": 3e-4},
-    **{f"rank{rank}": {"lora": rank} for rank in (1, 4, 16, 64)},
+    **{f"rank{rank}": {"lora": rank} for rank in (1, 4, 8, 16, 64)},
     "stand-in": {"stand-in": True, "learning-rate": 1e-2},
     "both": {"lora": 16, "stand-in": True},
 }
@@ -213,6 +213,14 @@ def check_same(result: Path, options: Options, arm: str) -> None:
             )
 
 
+def words_of(flags: Flags) -> list[str]:
+    """Spell flags as on a command line; those that are true have no value."""
+    words = []
+    for flag, value in flags.items():
+        words += [f"--{flag}"] if value is True else [f"--{flag}", str(value)]
+    return words
+
+
 def train(options: Options, arm: str, seed: int, folder: Path, seconds: float) -> bool:
     """Train an arm for so many seconds at most; returns whether it has taken all its steps."""
     flags = options.flags(arm) | {
@@ -221,9 +229,7 @@ def train(options: Options, arm: str, seed: int, folder: Path, seconds: float) -
         "seed": seed,
         "save-minutes": 2,
     }
-    words = []
-    for flag, value in flags.items():
-        words += [f"--{flag}"] if value is True else [f"--{flag}", str(value)]
+    words = words_of(flags)
     words.append("--compile" if options.compile else "--no-compile")
     command = [sys.executable, "-m", "diagd", STUDIES[options.study].command, *words]
     threads = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
