@@ -36,7 +36,15 @@ from diagd.console import duration, make_console, waiting
 from diagd.data.video import contact_sheet, write_image
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.schedule import FrameFormat, TokenGrid
-from diagd.families.checkpoints import TOKENIZER_FOLDER, load_model, model_path
+from diagd.extras import require
+from diagd.families.adapters import weights_sha256
+from diagd.families.checkpoints import (
+    TOKENIZER_FOLDER,
+    build_model,
+    find_model,
+    model_path,
+    refuse_adapter,
+)
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.presets import WORLD_SIZES
 from diagd.files import naming, read_json_lines, read_json_object, save_figure, write_json
@@ -45,8 +53,10 @@ from diagd.pipeline.prompts import prompt_tokens
 from diagd.tokenizers.shards import TokenClips
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from diagd.training import setup
+from diagd.training.adapters import AdapterFolder, attach
 from diagd.training.corpus import copy_parts
 from diagd.training.loop import Look, TrainingRun, decide_precision, read_clips
+from diagd.training.memory import plan_memory
 from diagd.training.mixture import MixtureLoss
 from diagd.training.options import FinetuneOptions, RunOptions, TrainOptions
 from diagd.training.sequences import draw_batch, windows
@@ -89,11 +99,18 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
 
 def finetune(options: FinetuneOptions) -> dict[str, Any]:
     """Finetune to the last step, from the latest checkpoint if there is one; report the losses."""
+    if options.lora:
+        require("--lora", "peft")
+    refuse_adapter("init", options.init)
     clips, held_out = read_clips(options := decide_precision(options))
-    source = load_model(options.init)
-    with torch.device("meta"):  # the weights are those of the source
-        model = Transformer(setup.slide(source.config, options.sliding_frames))
-    model.load_state_dict(source.state_dict(), assign=True)
+    found = find_model(options.init)
+    sizes = options.batch_of(clips), options.length_of(clips)
+    options, memory = plan_memory(found.config, options, *sizes)
+    is_rounded = options.is_adapter and options.precision == "bf16"
+    stored = {weight.dtype for weight in found.weights.values()}
+    dtype = torch.bfloat16 if is_rounded and stored == {torch.bfloat16} else torch.float32
+    found = replace(found, config=setup.slide(found.config, options.sliding_frames))
+    model = build_model(found, "cpu", dtype)
     setup.check_fit(options.init, model.config, clips)
     held, max_frames = options.frames_held, model.config.frames_held
     if options.window is not None and not model.relative_positions:
@@ -107,7 +124,13 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
             f"{name} must be at most {max_frames}, the context of {options.init}, got {held}; "
             f"with --window {max_frames} there may be more frames"
         )
-    return _train("finetune", options, clips, held_out, model, model_path(options.init))
+    folder, parts = None, model_path(options.init)
+    model.model.recomputes = bool(options.recompute)
+    if options.is_adapter:
+        attach(model, options, torch.bfloat16 if is_rounded else torch.float32)
+        folder = AdapterFolder(options, weights_sha256(found.weights))
+    told = f"{memory}; time: known after the first steps"
+    return _train("finetune", options, clips, held_out, model, parts, told, folder)
 
 
 def _train(
@@ -118,28 +141,38 @@ def _train(
     model: Transformer,
     parts: Path,
     plan: str = "",
+    adapter: AdapterFolder | None = None,
 ) -> dict[str, Any]:
     """Train from the start, or from the latest checkpoint, to the end; report the losses.
 
-    The folder becomes a world, with the `parts` from another folder and a record of the run in
-    COMMAND.json. The plan is printed at the start.
+    The folder becomes a world, with the `parts` from another folder, or that of the `adapter`, and
+    a record of the run in COMMAND.json. The plan is printed at the start.
     """
     purpose, folder, tokens = options.purpose(), options.out, options.tokens
-    run = TrainingRun(options, clips, model, {command: purpose})
+    base = {} if adapter is None else {"base": adapter.base_sha256}
+    run = TrainingRun(options, clips, model, {command: purpose, **base}, adapter)
+    if adapter is not None and held_out is not None:
+        adapter.before = run.validate(held_out, adapter.of_base)["validation_loss_by_strategy"]
     is_main = run.accelerator.is_main_process
     run.resume()  # creates files, so only after the lags have been checked
     if is_main:
-        if not run.step:  # later the user may have changed them, such as by `tune --make-default`
+        # later the user may have changed them, such as by `tune --make-default`
+        if adapter is None and not run.step:
             copy_parts(parts, folder)
         write_json(folder / f"{command}.json", {**purpose, "options": asdict(options)})
     console = make_console(is_main)
     if introduction := _state_of(run, command) if run.step else plan:
         console.print(introduction)
     run.train(_look(run, held_out, console) if held_out and command == "train" else None)
-    report = {"steps": run.step} | ({} if held_out is None else run.validate(held_out))
+    prices = {} if held_out is None else run.validate(held_out)
     if is_main:
         _warn_of_clips_learnt_by_heart(run.log_file, console)
-    if (folder / TOKENIZER_FOLDER).is_dir():
+        if adapter is not None:
+            adapter.describe(prices.get("validation_loss_by_strategy"))
+    if adapter is not None:
+        world = f"--model {quote(adapter.options.init)} --adapter {quote(str(folder))}"
+        console.print(f"next: diagd play {world}, or diagd generate {world}")
+    elif (folder / TOKENIZER_FOLDER).is_dir():
         world = quote(str(folder))
         console.print(
             f"next: diagd play --model {world}, or diagd generate --model {world}; "
@@ -150,7 +183,7 @@ def _train(
             f"{folder} has no tokenizer, as {tokens} has none: "
             "use the folder that diagd tokenize writes"
         )
-    return report
+    return {"steps": run.step} | prices
 
 
 def _state_of(run: TrainingRun, command: str) -> str:

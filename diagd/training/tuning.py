@@ -28,7 +28,13 @@ from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.strategies.table import Diagonal, Raster, Strategy
 from diagd.decoding.teacher_forcing import gap_to_raster, strategy_nll
-from diagd.families.checkpoints import available_models, find_model, load_model, write_defaults
+from diagd.families.checkpoints import (
+    available_models,
+    find_model,
+    load_model,
+    refuse_adapter,
+    write_defaults,
+)
 from diagd.files import write_json
 from diagd.models.transformer import Transformer
 from diagd.pipeline.prompts import prompt_tokens
@@ -47,10 +53,12 @@ Clip = tuple[Tensor, Tensor]  # tokens (1, T, height, width) and actions (1, T, 
 
 def main(options: TuneOptions) -> dict[str, Any]:
     """Measure; print and write the results."""
+    if options.make_default:
+        refuse_adapter("make_default", options.model)
     document = tune(options)
     if options.make_default and document["choice"] is not None:
         found = find_model(options.model)
-        defaults = replace(found.family.defaults(found), decoding=document["choice"]["name"])
+        defaults = replace(found.defaults, decoding=document["choice"]["name"])
         write_defaults(found.path.parent, defaults)
     print_tuning(document, options)
     if options.out is not None:

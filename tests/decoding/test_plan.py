@@ -269,6 +269,7 @@ def test_stand_ins_fall_back_where_the_token_does_not_exist():
 
 
 def test_unknown_row_start_is_an_error_that_names_the_choices():
-    message = r"^row_start must be one of action, predecessor, temporal, spatial, got 'raster'$"
+    known = "learnt, action, predecessor, temporal, spatial"
+    message = rf"^row_start must be one of {known}, got 'raster'$"
     with pytest.raises(ValueError, match=message):
         diagd.DiagonalSchedule(diagd.TokenGrid(2, 3, 5), 2, row_start="raster")  # pyright: ignore[reportArgumentType]

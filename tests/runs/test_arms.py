@@ -43,9 +43,7 @@ def options(tmp_path):
 def test_the_command_takes_the_flags_of_each_arm(study):
     command, _, trained, _ = arms.STUDIES[study]
     for arm in trained:
-        flags = arms.Options(study).flags(arm).items()
-        words = [str(word) for flag, value in flags for word in (f"--{flag}", value)]
-        words = ["--tokens", ".", "--out", ".", *words]
+        words = ["--tokens", ".", "--out", ".", *arms.words_of(arms.Options(study).flags(arm))]
         options, _ = parse(options_of(command), command, words)
         assert isinstance(options, options_of(command))
 
