@@ -32,7 +32,7 @@ from diagd.tokenizers.shards import TokenClips, part_of, read_shards
 from diagd.training.charts import plot_loss
 from diagd.training.mixture import MixtureLoss
 from diagd.training.options import RunOptions
-from diagd.training.sequences import draw_batch
+from diagd.training.sequences import Data, TokenImages, draw_batch
 from diagd.training.setup import choose_precision, make_optimizers
 
 NUM_VALIDATION_BATCHES = 8
@@ -43,15 +43,20 @@ Look = Callable[[], dict[str, Any]]  # measurements for the log
 Options = TypeVar("Options", bound=RunOptions)
 
 
-def read_clips(options: RunOptions) -> tuple[TokenClips, TokenClips | None]:
-    """Read the clips to train on, and those to validate on if there are any."""
+def check_out(options: RunOptions) -> None:
+    """Raise ValueError or FileNotFoundError unless --out holds a run or nothing, as asked."""
     if (options.out / CONFIG_FILE).is_file() and not (options.out / RUN_FILE).is_file():
         given = f"{options.out} holds a model without the state of its training"
         raise ValueError(f"{given}: choose another --out")
     if options.more_minutes is not None:
         require_file(options.out / RUN_FILE, "run to train for longer")
-    clips = read_shards(part_of(options.tokens, "train"))
-    beside = options.tokens / "heldout"
+
+
+def read_clips(options: RunOptions) -> tuple[TokenClips, TokenClips | None]:
+    """Read the clips to train on, and those to validate on if there are any."""
+    check_out(options)
+    clips = read_shards(part_of(options.token_folder, "train"))
+    beside = options.token_folder / "heldout"
     validation = options.validation or (beside if beside.is_dir() else None)
     held_out = read_shards(validation) if validation else None
     for name, data in (("tokens", clips), ("validation", held_out)):
@@ -82,7 +87,7 @@ class TrainingRun:
     """
 
     def __init__(
-        self, options: RunOptions, clips: TokenClips, model: Transformer, purpose: dict[str, object]
+        self, options: RunOptions, clips: Data, model: Transformer, purpose: dict[str, object]
     ) -> None:
         keep_freed_memory()
         self.options, self.clips = options, clips
@@ -94,7 +99,8 @@ class TrainingRun:
         self.settings["precision"] = precision = choose_precision(options.precision)
         accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
         self.accelerator, where = accelerator, (accelerator.device, accelerator.process_index)
-        self.loss = MixtureLoss(options, model.config, *where)
+        has_ends = isinstance(clips, TokenImages) and clips.row_ends
+        self.loss = MixtureLoss(options, model.config, *where, has_ends)
         self.is_compiled = self.loss.is_compiled
         optimizers = make_optimizers(model, options)
         if accelerator.is_fsdp2 and len(optimizers) > 1:  # accelerate would save only one of them
@@ -214,7 +220,7 @@ class TrainingRun:
         return torch.where(finite.to(value.device), value.detach(), torch.nan)
 
     @torch.no_grad()
-    def validate(self, held_out: TokenClips) -> dict[str, Any]:
+    def validate(self, held_out: Data) -> dict[str, Any]:
         """Return the mean held-out loss of the mixture, of each strategy and of raster."""
         frames, size, device = self.options.frames, self.batch_size, self.accelerator.device
         seeds = range(NUM_VALIDATION_BATCHES)  # of fixed windows
@@ -272,7 +278,8 @@ class TrainingRun:
         weights: Any = self.accelerator.get_state_dict(self.model)  # gathered if it is sharded
         if self.accelerator.is_main_process:
             save_model(self.accelerator.unwrap_model(self.model), self.options.out, weights)
-            self.clips.codec.save(self.options.out / "actions.json")
+            if isinstance(self.clips, TokenClips):
+                self.clips.codec.save(self.options.out / "actions.json")
             plot_loss(self.options.out)
 
     def _save_state(self) -> None:
