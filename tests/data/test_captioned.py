@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from diagd.data.captioned import find_captioned
+from diagd.data.captioned import Said, find_captioned
 
 
 def picture(shade=0):
@@ -32,7 +32,7 @@ def write(folder, files):
             path.write_text(content)
 
 
-def read(folder, key="text"):
+def read(folder, key: Said = "text"):
     return [(one.said, one.read()[0, 0, 0].item()) for one in find_captioned(folder, key)]
 
 

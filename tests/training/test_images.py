@@ -1,7 +1,11 @@
 """Image models finetuned on pictures with texts or classes, by the command."""
 
 import json
+import math
+import shutil
+from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from PIL import Image
@@ -14,7 +18,7 @@ from diagd.tokenizers.shards import read_shards
 from diagd.training.images import read_images
 from diagd.training.options import FinetuneOptions
 from diagd.training.train import finetune
-from tests.families.llamagen.folders import write_llamagen
+from tests.families.llamagen.folders import NUM_CODES, write_llamagen
 from tests.models.architectures import architecture
 from tests.models.test_image_models import janus_processor
 from tests.training.runs import assert_same_run, log_of, run_killed
@@ -116,12 +120,28 @@ def test_the_loss_is_the_price_of_the_strategies(name, request, pictures, classe
     world = diagd.VideoGenerator.from_pretrained(model, dtype="float32")
     tokens = held_out.tokens.view(1, 1, world.height, world.width)
     for strategy, price in prices.items():
-        said = {"prefix": held_out.prompts[0][None]}
-        ids = None
+        text, ids = held_out.prompts[0][None], None
         if name == "llamagen":
-            said, ids = {}, held_out.prompts[0].view(1, 1, 1)
-        nll = strategy_nll(world.model, tokens, ids, parse_strategy(strategy), 0, **said)
+            text, ids = None, held_out.prompts[0].view(1, 1, 1)
+        nll = strategy_nll(world.model, tokens, ids, parse_strategy(strategy), 0, prefix=text)
         assert price == pytest.approx(nll.mean().item(), abs=1e-4)
+
+
+def test_cards_of_gymnasium_are_learned_by_rank(tmp_path):
+    """Its 48 pictures of playing cards; four are held out."""
+    model = write_llamagen(tmp_path / "model")
+    (model.parent / "config.json").write_text('{"image_size": 64}')
+    folder = Path(gymnasium.__file__).parent / "envs" / "toy_text" / "img" / "blackjack"
+    cards = sorted(folder.glob("card_??.png"))
+    assert len(cards) == 48
+    ranks = {rank: number for number, rank in enumerate("23456789JQKA")}
+    for card in cards:
+        rank, suit = card.stem[-2:]
+        there = tmp_path / "cards" / str(ranks[rank])
+        there.mkdir(parents=True, exist_ok=True)
+        shutil.copy(card, there / f"{suit}.png")
+    given = options(model, tmp_path / "cards", tmp_path / "out", steps=60, batch_size=8)
+    assert finetune(given)["validation_loss"] < 0.6 * math.log(NUM_CODES)
 
 
 def test_texts_are_left_out_at_the_rate_asked_for(janus, pictures, tmp_path):
