@@ -18,6 +18,8 @@ from diagd.tokenizers.shards import read_shards
 from diagd.training.images import read_images
 from diagd.training.options import FinetuneOptions
 from diagd.training.train import finetune
+from tests.families.emu3.folders import emu3 as random_emu3
+from tests.families.emu3.folders import write_emu3
 from tests.families.llamagen.folders import NUM_CODES, write_llamagen
 from tests.models.architectures import architecture
 from tests.models.test_image_models import janus_processor
@@ -39,6 +41,12 @@ def janus(tmp_path_factory):
 @pytest.fixture(scope="module")
 def llamagen(tmp_path_factory):
     return write_llamagen(tmp_path_factory.mktemp("llamagen"))
+
+
+@pytest.fixture(scope="module")
+def emu3(tmp_path_factory):
+    """A model whose rows end in separators, and whose prompts without a text are shorter."""
+    return write_emu3(tmp_path_factory.mktemp("emu3"), random_emu3())
 
 
 def noise(seed, size=(40, 56)):
@@ -108,10 +116,10 @@ def test_a_model_of_classes_learns_its_pictures(llamagen, classes, command, tmp_
     assert json.loads((out / "actions.json").read_text()) == {"kind": "LlamaGen"}
 
 
-@pytest.mark.parametrize("name", ["janus", "llamagen"])
+@pytest.mark.parametrize("name", ["janus", "llamagen", "emu3"])
 def test_the_loss_is_the_price_of_the_strategies(name, request, pictures, classes, tmp_path):
     """Of the last picture, which is held out, before any step has an effect."""
-    model, images = request.getfixturevalue(name), pictures if name == "janus" else classes
+    model, images = request.getfixturevalue(name), classes if name == "llamagen" else pictures
     given = options(model, images, tmp_path / "out", steps=1, learning_rate=0.0, warmup_steps=0)
     prices = finetune(given)["validation_loss_by_strategy"]
     found = find_model(str(model))
@@ -123,7 +131,8 @@ def test_the_loss_is_the_price_of_the_strategies(name, request, pictures, classe
         text, ids = held_out.prompts[0][None], None
         if name == "llamagen":
             text, ids = None, held_out.prompts[0].view(1, 1, 1)
-        nll = strategy_nll(world.model, tokens, ids, parse_strategy(strategy), 0, prefix=text)
+        how = {"prefix": text, "row_ends": name == "emu3"}
+        nll = strategy_nll(world.model, tokens, ids, parse_strategy(strategy), 0, **how)
         assert price == pytest.approx(nll.mean().item(), abs=1e-4)
 
 
