@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from diagd.decoding.sampling_options import SamplingOptions
     from diagd.decoding.schedule import DiagonalSchedule, FrameFormat, Section, TokenGrid, make_plan
     from diagd.decoding.strategies.table import Diagonal, Exact, Raster, parse_strategy
+    from diagd.decoding.teacher_forcing import strategy_loss
     from diagd.families.checkpoints import load_model, save_model
     from diagd.gym import GymEnv, GymVectorEnv
     from diagd.models.guidance import GuidedModel
@@ -41,6 +42,7 @@ _NAMES = {  # by the module that defines them
     "decoding.sampling_options": ("SamplingOptions",),
     "decoding.schedule": ("DiagonalSchedule", "FrameFormat", "Section", "TokenGrid", "make_plan"),
     "decoding.strategies.table": ("Diagonal", "Exact", "Raster", "parse_strategy"),
+    "decoding.teacher_forcing": ("strategy_loss",),
     "families.checkpoints": ("load_model", "save_model"),
     "gym": ("GymEnv", "GymVectorEnv"),
     "models.guidance": ("GuidedModel",),

@@ -11,6 +11,7 @@ EXTRAS = {  # module names, as in pyproject.toml
     "metrics": ("torchmetrics", "matplotlib"),
     "scale": ("ray",),
     "train": ("accelerate", "matplotlib"),
+    "lora": ("peft",),
     "webgpu": ("wgpu",),
 }
 

@@ -40,6 +40,13 @@ _COMPUTED = re.compile(
 )
 
 
+Change = Callable[[str, Tensor], Tensor]  # of a weight, by its name; shapes stay
+
+
+def unchanged(name: str, weight: Tensor) -> Tensor:
+    return weight
+
+
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the weights in a safetensors file, or raise ValueError if it is not one."""
     damage = f"{path}: not a valid safetensors file"
@@ -64,8 +71,8 @@ def check_storable(weights: Mapping[str, Tensor]) -> None:
             raise ValueError(f"{name} cannot be stored in {weight.dtype}, expected {known}")
 
 
-def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write floating-point tensors in their own types, atomically."""
+def write_weights(path: Path, weights: Mapping[str, Tensor], change: Change = unchanged) -> None:
+    """Write floating-point tensors in their own types, atomically, each changed while written."""
     check_storable(weights)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -79,8 +86,8 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
 
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for weight in weights.values():
-            plain = weight.detach().cpu().contiguous().reshape(-1)
+        for name, weight in weights.items():
+            plain = change(name, weight.detach()).to("cpu", weight.dtype).contiguous().reshape(-1)
             file.write(plain.view(torch.uint8).numpy().data)
 
 
@@ -409,12 +416,13 @@ def assign_weights(
     where: str | Path,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    change: Change = unchanged,
 ) -> None:
-    """Assign finite, fitting weights to a model on the meta device."""
+    """Assign finite, fitting weights, each changed before it is cast, to a model on meta."""
     own = dict[str, Tensor]()
     for name, weight in weights.items():
         with naming(f"{where}: {name} in {weight.dtype} cannot be used", RuntimeError):
-            own[name] = weight.to(device, dtype)
+            own[name] = change(name, weight).to(device, dtype)
             # a single pass without allocation; NaN if any value is
             ends = torch.stack(own[name].aminmax()) if weight.numel() else own[name]
         if not ends.isfinite().all():

@@ -15,20 +15,23 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 import tyro
 
+from diagd.decoding.strategies.table import Diagonal
 from diagd.decoding.teacher_forcing import strategy_nll
-from diagd.families.checkpoints import load_model
+from diagd.families.adapters import TENSORS_FILE
+from diagd.families.checkpoints import WEIGHTS_FILE, load_model
 from diagd.files import read_json_lines, write_text
 from diagd.system import provenance
 from diagd.tokenizers.shards import read_shards
 from diagd.training.options import parse_mixture
 from diagd.training.sequences import windows
+from diagd.weight_files import read_weights
 
 Flags = dict[str, Any]
 ALL = "raster k=1 k=2 k=1,d=14"
@@ -63,6 +66,12 @@ SCRATCH: Flags = {
     "warmup-steps": 50,
 }
 FINETUNED: Flags = {"init": "maze", "frames": 4}
+ADAPTERS: dict[str, Flags] = {
+    "full": {"learning-rate": 3e-4},
+    **{f"rank{rank}": {"lora": rank} for rank in (1, 4, 16, 64)},
+    "stand-in": {"stand-in": True, "learning-rate": 1e-2},
+    "both": {"lora": 16, "stand-in": True},
+}
 STUDIES = {
     # What does an order cost a model that is born to it?
     "scratch": Study(
@@ -95,6 +104,20 @@ STUDIES = {
             "k1-action": {"strategy": "k=1/action"},  # a stand-in that can be learnt
         },
         ("raster", "k=1", "k=1/action", "k=2"),
+    ),
+    # What do the few weights of an adapter recover of what finetuning all weights does?
+    "adapters": Study(
+        "finetune",
+        FINETUNED | {"batch-size": 2},
+        {
+            UNTOUCHED: {},
+            **{
+                f"{arm}-{steps}": {**flags, "steps": steps}
+                for steps in (50, 200)
+                for arm, flags in ADAPTERS.items()
+            },
+        },
+        ("raster", "k=1", "k=2"),
     ),
     # What makes one model of all strategies out of one that exists already?
     "recipe": Study(
@@ -198,7 +221,9 @@ def train(options: Options, arm: str, seed: int, folder: Path, seconds: float) -
         "seed": seed,
         "save-minutes": 2,
     }
-    words = [str(word) for flag, value in flags.items() for word in (f"--{flag}", value)]
+    words = []
+    for flag, value in flags.items():
+        words += [f"--{flag}"] if value is True else [f"--{flag}", str(value)]
     words.append("--compile" if options.compile else "--no-compile")
     command = [sys.executable, "-m", "diagd", STUDIES[options.study].command, *words]
     threads = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
@@ -218,7 +243,7 @@ def train(options: Options, arm: str, seed: int, folder: Path, seconds: float) -
 def judge(options: Options, arm: str, folder: Path) -> list[dict[str, Any]]:
     """Return a row for each strategy: what held-out clips cost under it, in nats a token.
 
-    The first frame of a clip is given.
+    The first frame of a clip is given. A model with a learnt stand-in is fed it where rows start.
     """
     flags = options.flags(arm)
     model = load_model(str(flags["init"]) if arm == UNTOUCHED else folder)
@@ -227,12 +252,16 @@ def judge(options: Options, arm: str, folder: Path) -> list[dict[str, Any]]:
     about = {
         "clips": len(tokens),
         "parameters": sum(x.numel() for x in model.parameters()),
+        "trained": trained(folder),
         **provenance(torch.device("cpu")),
     }
     rows = []
     for strategy in parse_mixture(options.judged or STUDIES[options.study].judged):
+        decoded = strategy
+        if model.config.stand_in and isinstance(strategy, Diagonal):
+            decoded = replace(strategy, row_start="learnt")
         parts = [
-            strategy_nll(model, one, names, strategy)
+            strategy_nll(model, one, names, decoded)
             for one, names in zip(tokens.split(4), actions.split(4), strict=True)
         ]
         nll = torch.cat(parts).double()  # (clips, T, height, width)
@@ -247,6 +276,15 @@ def judge(options: Options, arm: str, folder: Path) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def trained(folder: Path) -> int:
+    """Return how many numbers a run wrote: of an adapter, or of a whole model."""
+    adapter = folder / TENSORS_FILE
+    if not adapter.is_file() and not (folder / WEIGHTS_FILE).is_file():
+        return 0  # untouched
+    weights = read_weights(adapter if adapter.is_file() else folder / WEIGHTS_FILE)
+    return sum(weight.numel() for weight in weights.values())
 
 
 if __name__ == "__main__":

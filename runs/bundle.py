@@ -57,7 +57,7 @@ def main(options: Options) -> None:
     found = find_model(str(options.out))
     given = {"top_p": options.top_p, "remember": options.remember}
     changed = {name: value for name, value in given.items() if value is not None}
-    write_defaults(options.out, replace(found.family.defaults(found), **changed))
+    write_defaults(options.out, replace(found.defaults, **changed))
     vocabulary = ActionVocabulary.load(options.out / ACTIONS_FILE)
     write_actions(options.out / "walk.jsonl", parse_actions(options.walk, vocabulary))
     shutil.rmtree(options.out / "scenes", ignore_errors=True)

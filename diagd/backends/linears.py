@@ -112,6 +112,12 @@ class Int8Linear(nn.Module):
         out = (F.linear(x, self.weight.to(x.dtype)) * self.scales).to(x.dtype)
         return out if self.bias is None else out + self.bias
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Int8Linear":
+        super()._apply(fn, recurse)
+        self.weight = fn(self.weight)
+        self.scales = self.scales.to(self.weight.device)
+        return self
+
 
 def int8_companion(device: torch.device) -> torch.dtype:
     """Return the type of the other weights; in float16 sums of integers overflow."""

@@ -9,11 +9,13 @@ each row (with compilation) is timed separately.
     diagd bench --strategy exact zipar=4 --temperature 1
 """
 
+import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -366,7 +368,7 @@ def after(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
 def main(options: BenchOptions) -> dict[str, Any]:
     options = options.shortened()
     device = device_of(options.device)
-    config = config_of(options.model)
+    config = config_of(options.model, options.adapter)
     held = config.frames_held
     size = f"{min(2, max(1, held - 1))}x{config.grid_height}x{config.grid_width}"
     grid = TokenGrid.parse(options.grid or size)
@@ -378,7 +380,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
     if held == 1 and given_alone and set(counts) == {1}:
         counts = (0,)  # an image, which follows from its action or its text alone
     inputs = [_inputs(options, config, grid, device, count) for count in dict.fromkeys(counts)]
-    load = partial(load_model, options.model, device=device)
+    load = partial(load_model, options.model, device=device, adapter=options.adapter)
     if options.model in PRESETS or options.random_weights:
         load = partial(Transformer.random, config, options.seed, device)
     rows, ceilings, has_baseline = list[Row](), {}, options.baseline == "hf"
@@ -402,8 +404,9 @@ def main(options: BenchOptions) -> dict[str, Any]:
             )
             del model
     time_rows(rows, options.repeats)
+    shown = {name: value for name, value in asdict(options).items() if name != "submit"}
     document = {
-        "options": {name: value for name, value in asdict(options).items() if name != "submit"},
+        "options": json.loads(json.dumps(shown, default=str)),
         "grid": [grid.num_frames, grid.height, grid.width],
         "parameters": num_parameters(config),
         **provenance(device),
@@ -440,6 +443,8 @@ def _inputs(
     return Inputs(prompt, count, coming, text if config.context_size else None)
 
 
-def config_of(name: str) -> ModelConfig:
+def config_of(name: str, adapter: Path | None = None) -> ModelConfig:
     """Return the config of a preset, or of a model in any form that `load_model` accepts."""
-    return PRESETS[name] if name in PRESETS else find_model(name).config
+    if name in PRESETS and adapter is not None:
+        raise ValueError(f"adapter needs a model with weights, {name} has none")
+    return PRESETS[name] if name in PRESETS else find_model(name, adapter=adapter).config

@@ -12,12 +12,13 @@ from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.table import Diagonal, Raster, Strategy, parse_strategies
 from diagd.families.defaults import GenerationDefaults
 from diagd.flags import Device, OutputFile, RowLags
+from diagd.pipeline.options import AdapterFlag
 
 QUICK_STEPS = 30
 
 
 @dataclass(frozen=True)
-class BenchOptions:
+class BenchOptions(AdapterFlag):
     """Time raster, diagonal decoding and other strategies side by side.
 
     By default each is timed after one context frame and with a full context, as steps that attend

@@ -14,7 +14,7 @@ the prefix and the newest frames are prefilled again from slot 0 instead.
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
@@ -26,14 +26,15 @@ from diagd.decoding.sampling import UNDRAWN, ValidRanges
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import (
     SCRATCH,
-    DecodePlan,
+    STAND_IN,
     FrameFormat,
     Order,
     Section,
     SequenceLayout,
+    check_learnt,
     make_plan,
 )
-from diagd.decoding.step import Lanes, run_step
+from diagd.decoding.step import Lanes, run_step, tensors_of
 from diagd.decoding.visibility import NEVER, Rule, Seen, raster_rule
 from diagd.threads import follow_free_cores
 
@@ -74,8 +75,11 @@ class Batch:
         rule: Rule = raster_rule,
     ) -> None:
         self.model, self.rule, self.num_sequences = model, rule, num_sequences
-        self.buffers: Buffers = model.make_buffers(num_sequences, num_slots, context)
+        # a learnt stand-in's id is in a slot of its own, which is never visible, as scratch
+        num_kept = int(model.shape.stand_in is not None)
+        self.buffers: Buffers = model.make_buffers(num_sequences, num_slots + num_kept, context)
         self.scratch = self.buffers.held.shape[1] - 1
+        self.num_usable = self.scratch - num_kept
         # weak references, as streams hold the batch: a dropped stream is closed
         self._streams: list[weakref.ref[Stream]] = []
         self._busy: list[Stream] = []  # streams that read or write
@@ -125,7 +129,7 @@ class Batch:
                 f"batch is full: expected {needed} free sequences in a row, "
                 f"{taken} of {self.num_sequences} are in use"
             )
-        longest = min(self.scratch - frame.num_action_tokens, model.max_positions)
+        longest = min(self.num_usable - frame.num_action_tokens, model.max_positions)
         max_slots = longest if max_slots is None else min(max_slots, longest)
         stream = Stream(self, model, first, frame, max_slots, keep_frames)
         stream.forget()
@@ -324,7 +328,7 @@ class Stream:
         self._set_frame(frame)
         self.num_prefix, self.num_held = self.num_used, 0
         self.sections.append(Section(self.num_used, frame))
-        self.max_slots = min(self.max_slots, self.batch.scratch - frame.num_action_tokens)
+        self.max_slots = min(self.max_slots, self.batch.num_usable - frame.num_action_tokens)
         self.window = self.room()
         self.set_sampling(sampling or self.sampling)
         if read_again:
@@ -375,6 +379,8 @@ class Stream:
             self._mend()
         self.held.fill_(-1)
         self.fed_at.fill_(NEVER)
+        if (stand_in := self.model.shape.stand_in) is not None:
+            self.tokens[:, self.batch.num_usable] = stand_in
 
     def _mend(self) -> None:
         """Overwrite NaN keys and values: masking multiplies them by 0, which is NaN elsewhere."""
@@ -464,12 +470,12 @@ class Stream:
     def slots_at(self, positions: Tensor) -> Tensor:
         """Return the slots of positions (int64), both of the first sequence.
 
-        The prefix is fixed, the rest is a ring. SCRATCH maps to the scratch slot.
+        The prefix is fixed, the rest is a ring. SCRATCH is the last slot, STAND_IN the one before.
         """
         behind = positions - self.num_prefix
         around = self.num_prefix + behind % max(1, self.window * self.frame.one.slots_per_frame)
         slots = torch.where(behind < 0, positions, around)
-        return torch.where(positions == SCRATCH, self.batch.scratch, slots)
+        return torch.where(positions <= STAND_IN, self.batch.scratch + SCRATCH - positions, slots)
 
     def slots_between(self, first: int, end: int) -> Tensor:
         return self.slots_at(torch.arange(first, end, device=self.batch.buffers.tokens.device))
@@ -512,16 +518,16 @@ class Stream:
 
     def follow(self, order: Order, layout: SequenceLayout) -> Iterator[NextStep]:
         """Yield the steps that write the frames laid out, in an order."""
+        check_learnt(order, self.model.shape.stand_in)
         plan = make_plan(order, layout, self.model.replays, self.ranges.row_ends is not None)
-        packed, fed_at = _tensors_of(plan)
+        packed, fed_at = tensors_of(plan)
         device, base, whole = self.batch.buffers.tokens.device, self.num_used, 0
         lanes = self.place(packed).to(device)
         self.feed_at(self.slots_between(base, base + len(fed_at)), fed_at.to(device))
         base += max(self.shifts)
         for step, (start, end) in enumerate(pairwise(plan.starts)):
-            yield NextStep(
-                lanes[:, :, start:end], plan.num_fed[step], base + plan.ends[step], whole
-            )
+            asked = lanes[:, :, start:end], plan.num_fed[step], base + plan.ends[step]
+            yield NextStep(*asked, whole)
             while whole < len(plan.frame_ends) and step >= plan.frame_ends[whole]:
                 whole += 1
 
@@ -535,11 +541,12 @@ class Stream:
         lane, slots = Lanes.of(lanes), lanes[1:4]  # written slots, and read slots
         lane.positions.add_(self.num_used)
         lane.frames.add_(self.num_generated)
-        slots.copy_(self.slots_at(torch.where(slots == SCRATCH, SCRATCH, slots + self.num_used)))
+        is_apart = slots <= STAND_IN
+        slots.copy_(self.slots_at(torch.where(is_apart, slots, slots + self.num_used)))
         if any(self.shifts):
             by = self.by.cpu()
             lane.positions.add_(by)
-            slots.copy_(torch.where(slots == self.batch.scratch, slots, slots + by))
+            slots.copy_(torch.where(is_apart, slots, slots + by))
         turned = self.coordinates(lane.positions)
         return lanes if turned is None else torch.cat([lanes, turned])
 
@@ -591,8 +598,3 @@ class Stream:
         end = self.num_used + self.frame.one.slots_per_frame
         visual = self.tokens[0, self.slots_between(self.num_used, end)[self._visual]]
         return visual.view(self.frame.grid.height, self.frame.grid.width)
-
-
-@lru_cache(maxsize=64)
-def _tensors_of(plan: DecodePlan) -> tuple[Tensor, Tensor]:
-    return torch.tensor(plan.lanes).T.contiguous(), torch.tensor(plan.fed_at)

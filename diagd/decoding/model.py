@@ -87,6 +87,7 @@ class ModelShape:
     # whether only distances between positions matter, so that positions may grow without bound
     relative_positions: bool = False
     on_grid: bool = False  # positions are rows and columns of frames and cannot be shifted
+    stand_in: int | None = None  # the id learnt to stand in at row starts, if any
 
 
 class CausalModel(Protocol):

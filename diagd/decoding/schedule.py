@@ -16,11 +16,12 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from diagd.checks import whole
 
-RowStart = Literal["action", "predecessor", "temporal", "spatial"]
+RowStart = Literal["learnt", "action", "predecessor", "temporal", "spatial"]
 Place = tuple[int, int, int]  # frame t, row i, column j
 ENDLESS = 2**31  # frames of a section that may have more
 MIN_WIDTH = 8  # of a padded step: the smallest tile of a GPU's matrix units
-SCRATCH = -(2**31)  # placeholder for the scratch slot, whose index only the engine knows
+# placeholders for slots whose indices only the engine knows: scratch, and of a learnt stand-in's id
+SCRATCH, STAND_IN = -(2**31), 1 - 2**31
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,9 @@ class DiagonalSchedule:
             the next one starts ("spatial only").
         row_start: the token that stands in for a predecessor that is not known yet: `temporal`
             (same place, previous frame), `predecessor` (the predecessor's place, previous
-            frame), `spatial` (the newest token of the row above), or `action` (the frame's last
-            action token, which a model can be trained to read as "a row starts").
+            frame), `spatial` (the newest token of the row above), `action` (the frame's last
+            action token, which a model can be trained to read as "a row starts"), or `learnt`
+            (an id of its own, of a model that was finetuned with one).
     """
 
     grid: TokenGrid
@@ -306,9 +308,9 @@ class DecodePlan:
 
         Slots count in raster order from the first one behind the prompt, whose last token is at -1
         and is fed in step 0. `steps` has of each step the `positions` where its lanes stand, the
-        `inputs`, slots whose ids are fed there (elsewhere's, of what stands in), and the `outputs`,
-        slots to write what is drawn from them, or null. `fed_at` has the step at which the token of
-        each slot is fed, the last one's after all of them.
+        `inputs`, slots whose ids are fed there (elsewhere's, of what stands in; null of a learnt
+        stand-in), and the `outputs`, slots to write what is drawn from them, or null. `fed_at` has
+        the step at which the token of each slot is fed, the last one's after all of them.
 
         A lane sees itself, and of other tokens those that are fed no later than it and stand no
         later; nobody else sees what stands in.
@@ -316,8 +318,10 @@ class DecodePlan:
         steps = list[dict[str, list[int | None]]]()
         for start, count in zip(self.starts, self.num_fed, strict=False):
             lanes = self.lanes[start : start + count]
-            rows = [list[int | None](lane[field] for lane in lanes) for field in (0, 2, 3)]
-            rows[2] = [None if slot == SCRATCH else slot for slot in rows[2]]
+            rows = [
+                [None if lane[field] <= STAND_IN else lane[field] for lane in lanes]
+                for field in (0, 2, 3)
+            ]
             steps.append(dict(zip(("positions", "inputs", "outputs"), rows, strict=True)))
         return {"steps": steps, "fed_at": self.fed_at}
 
@@ -397,6 +401,8 @@ def _stand_in(order: Order, layout: SequenceLayout, t: int, i: int, j: int) -> i
     """Return the slot whose token id stands in for the unknown predecessor of (t, i, j)."""
     grid, step, row_start = order.grid, order.step_of(t, i, j), order.row_start
     oldest = -layout.context_frames - (layout.before is not None)
+    if row_start == "learnt":
+        return STAND_IN
     if row_start == "action":
         if layout.num_leading:
             return layout.slot_of(t, 0, 0) - 1
@@ -417,6 +423,15 @@ def _stand_in(order: Order, layout: SequenceLayout, t: int, i: int, j: int) -> i
         for place in filter(is_known, candidates[policy]):
             return layout.slot_of(*place)
     raise ValueError(f"order writes {(t, i, j)} before any token that could stand in for it")
+
+
+def check_learnt(order: Order, stand_in: int | None) -> None:
+    """Raise ValueError for the row start `learnt` of a model without an id learnt for it."""
+    if order.row_start == "learnt" and stand_in is None:
+        raise ValueError(
+            "row start learnt needs a model with a learnt stand-in: diagd finetune --stand-in "
+            "trains one"
+        )
 
 
 def check_row_start(row_start: str) -> None:

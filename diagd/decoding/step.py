@@ -4,6 +4,7 @@ A lane is one token fed in one forward pass: its position, and what is predicted
 that fuse, compile or capture steps write the same tokens.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from diagd.decoding.model import CausalModel, Step
 from diagd.decoding.sampling import Draw
+from diagd.decoding.schedule import DecodePlan
 from diagd.decoding.visibility import Seen
 
 BLOCK = 64  # cache slots are read in whole blocks, to have few different sizes
@@ -33,6 +35,12 @@ class Lanes(NamedTuple):
     def of(cls, packed: Tensor) -> "Lanes":
         """Name the rows of (8 or 11, ...) as views: writes to them are writes to `packed`."""
         return cls(*packed[:8].unbind(), coordinates=packed[8:] if len(packed) > 8 else None)
+
+
+@lru_cache(maxsize=64)
+def tensors_of(plan: DecodePlan) -> tuple[Tensor, Tensor]:
+    """Return a plan's lanes (8, n) and `fed_at` as int64 tensors, relative to its layout."""
+    return torch.tensor(plan.lanes).T.contiguous(), torch.tensor(plan.fed_at)
 
 
 def run_step(model: CausalModel, step: Step, lanes: Tensor, num_slots: int, first: int = 0) -> None:

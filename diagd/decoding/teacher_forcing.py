@@ -9,15 +9,24 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from diagd.decoding.model import CausalModel, check_ids
-from diagd.decoding.schedule import DiagonalSchedule, FrameFormat, SequenceLayout, TokenGrid, feeds
+from diagd.decoding.schedule import (
+    STAND_IN,
+    DiagonalSchedule,
+    FrameFormat,
+    SequenceLayout,
+    TokenGrid,
+    check_learnt,
+    feeds,
+)
 from diagd.decoding.step import steered
-from diagd.decoding.strategies.table import Strategy
+from diagd.decoding.strategies.table import Strategy, as_strategy
 from diagd.decoding.visibility import NEVER, Seen, visible
 
 LANES = 512  # per forward pass: limits the size of mask and logits
@@ -34,7 +43,7 @@ class TeacherView:
     prompt is fed token by token before step 0, its last token at step 0.
     """
 
-    sources: Tensor  # the slot whose token id the lane feeds
+    sources: Tensor  # the slot whose token id the lane feeds; STAND_IN: that of a learnt stand-in
     positions: Tensor  # its slot; input of rotary or learned positions
     steps: Tensor  # the step at which it is fed
     targets: Tensor  # the slot of the token predicted from the lane, or -1
@@ -73,6 +82,12 @@ class TeacherView:
             return seen if window is None else seen & (positions[q] - positions[r] < window)
 
         return mask
+
+    def fed(self, sequence: Tensor, stand_in: int | None) -> Tensor:
+        """Return the ids (B, N) that lanes feed of a sequence; `stand_in` is the learnt one's."""
+        if stand_in is None:
+            return sequence[:, self.sources]
+        return sequence[:, self.sources.clamp(min=0)].masked_fill(self.sources < 0, stand_in)
 
     def visible(self, window: int | None = None) -> Tensor | None:
         """Return the (N, N) bool mask, True = may attend, or None if it is the causal one."""
@@ -129,7 +144,8 @@ def teacher_view(
             if step < part.num_steps:
                 is_known = known_row_ends and target is not None and target[2] == grid.width - 1
                 written = -1 if target is None or is_known else base + begun.slot_of(*target)
-                lanes.append((base + position, now + step, base + source, written))
+                fed = source if source == STAND_IN else base + source
+                lanes.append((base + position, now + step, fed, written))
         begins += [now] * size
         now += part.num_steps
     columns = torch.tensor(sorted(lanes), dtype=torch.int64).T.contiguous()
@@ -174,6 +190,56 @@ def strategy_nll(
         (B, T, height, width) float32, nats; without row ends one column less.
     """
     batch_size, num_frames, height, width = tokens.shape
+    given = tokens, actions, strategy, context_frames, prefix, frame
+    whole, length, view_of = _laid_out(model, *given)
+    view_of = partial(view_of, known_row_ends=row_ends)
+    if model.scales:
+        rows = [model.prompts_of(one, row, batch_size) for row, one in enumerate(whole)]
+        extra = whole.shape[1] - length
+        views = [[view_of(len(one) - extra) for one in of_row] for of_row in rows]
+        costs = [_guided_nll(model, *row, num_ids) for row in zip(rows, views, strict=True)]
+        nll = torch.cat(costs)
+    else:
+        nll = view_nll(model, whole, view_of(length), context=context, num_ids=num_ids)
+    return nll.view(batch_size, num_frames - context_frames, height, width - row_ends)
+
+
+def strategy_loss(
+    model: Any,
+    tokens: Tensor,
+    actions: Tensor | None = None,
+    strategy: Strategy | str = "k=1",
+    context_frames: int = 1,
+    *,
+    prefix: Tensor | None = None,
+    context: Tensor | None = None,
+    frame: FrameFormat | None = None,
+) -> Tensor:
+    """Return the mean of `strategy_nll`, in nats, with gradients: a loss for finetuning.
+
+    Args:
+        model: a `Transformer` or a `HuggingFaceModel`, with or without adapters of peft.
+        tokens, actions, strategy, context_frames, prefix, context, frame: as in `strategy_nll`.
+    """
+    given = tokens, actions, as_strategy(strategy), context_frames, prefix, frame
+    whole, length, view_of = _laid_out(model, *given)
+    view, whole = view_of(length).to(model.device), whole.to(model.device)
+    fed, targets = view.fed(whole, model.shape.stand_in), view.targets[view.readers]
+    logits = model.logits(fed, context, view.positions, view.visible())[:, view.readers]
+    return _costs(logits, whole[:, targets], None).mean()
+
+
+def _laid_out(
+    model: Any,
+    tokens: Tensor,
+    actions: Tensor | None,
+    strategy: Strategy,
+    context_frames: int,
+    prefix: Tensor | None,
+    frame: FrameFormat | None,
+) -> tuple[Tensor, int, Callable[..., TeacherView]]:
+    """Return clips as sequences, the length of their prefix, and `teacher_view` for a length."""
+    batch_size, num_frames, height, width = tokens.shape
     grid = TokenGrid(num_frames - context_frames, height, width)
     if actions is None:
         actions = tokens.new_empty(batch_size, num_frames, 0)
@@ -183,18 +249,9 @@ def strategy_nll(
     check_ids(prefix, model.num_embeddings, "prefix")
     frame = frame or FrameFormat(height, width, actions.shape[2])
     layout = frame.layout(grid.num_frames, context_frames)
-    schedule, length = strategy.schedule(grid), prefix.shape[1]
-    view_of = partial(teacher_view, schedule, layout, known_row_ends=row_ends)
+    check_learnt(schedule := strategy.schedule(grid), model.shape.stand_in)
     whole = torch.cat([prefix, in_sequence(layout, actions, tokens)], dim=1)
-    if model.scales:
-        rows = [model.prompts_of(one, row, batch_size) for row, one in enumerate(whole)]
-        extra = whole.shape[1] - length
-        views = [[view_of(len(one) - extra) for one in of_row] for of_row in rows]
-        costs = [_guided_nll(model, *row, num_ids) for row in zip(rows, views, strict=True)]
-        nll = torch.cat(costs)
-    else:
-        nll = view_nll(model, whole, view_of(length), context=context, num_ids=num_ids)
-    return nll.view(batch_size, grid.num_frames, height, width - row_ends)
+    return whole, prefix.shape[1], partial(teacher_view, schedule, layout)
 
 
 def in_sequence(layout: SequenceLayout, actions: Tensor, tokens: Tensor) -> Tensor:
@@ -274,12 +331,13 @@ def _logits(
     sees = view.sees if sees is None else sees
     num_lanes = len(view.positions)
     cache = model.make_cache(sequence.shape[0], num_lanes + 1, context)
+    ids = view.fed(sequence, model.shape.stand_in)
     lanes = torch.arange(num_lanes, device=model.device)
     for start in range(0, num_lanes, LANES):
         part = lanes[start : start + LANES]
         end = start + len(part)
         visible = sees(part[:, None], lanes[None, :end])
-        fed, positions = sequence[:, view.sources[part]], view.positions[part]
+        fed, positions = ids[:, part], view.positions[part]
         seen = Seen.of_mask(visible, positions, view.positions[:end])
         logits = model.forward(fed, positions, part, seen, cache)
         targets = view.targets[part]

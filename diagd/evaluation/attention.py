@@ -239,7 +239,7 @@ REACH = 6  # rows and columns around a place that the figure shows
 def report_attention(options: AttentionOptions) -> dict[str, Any]:
     """Measure, draw, print and write the numbers; return them and where they went."""
     found = find_model(options.model)
-    config, defaults = found.config, found.family.defaults(found)
+    config, defaults = found.config, found.defaults
     if config.prefix_length or config.context_size or not defaults.context_frames:
         raise ValueError(
             "attention is measured without a text, in sequences that begin with a frame, which "

@@ -40,7 +40,7 @@ from diagd.evaluation.results import (
     read_results,
     video_path,
 )
-from diagd.families.checkpoints import find_model, model_path
+from diagd.families.checkpoints import contents_of, find_model
 from diagd.families.clip_files import find_clips
 from diagd.files import read_lines
 from diagd.pipeline.world_folder import check_strategy
@@ -76,12 +76,12 @@ def choose_clips(
 def main(options: EvaluateOptions) -> dict[str, Any]:
     """Measure what is missing, including clips that failed before, and print the tables."""
     device, models, mode = device_of(options.device), options.labelled_models(), options.mode
-    fingerprints = {label: fingerprint(model_path(name)) for label, name in models.items()}
+    fingerprints = {of: contents_of(name, options.adapter) for of, name in models.items()}
     limit = None if mode is IMAGES else options.lengths.num_clips
     clips = choose_clips(options.clips, options.num_clips, options.seed, limit)
     for name in models.values():
-        found = find_model(name)
-        options.drawing(found.family.defaults(found))
+        found = find_model(name, adapter=options.adapter)
+        options.drawing(found.defaults)
         for strategy in options.strategies():
             check_strategy(found, strategy)
     path = options.out / mode.file
@@ -183,10 +183,11 @@ def _decide(
     dtype: DTypeName = (
         runs[-1]["settings"]["dtype"] if runs else choose_dtype(options.dtype, device)
     )
+    adapter = options.adapter
     known = {label: one for run in runs for label, one in run.get("backends", {}).items()}
     return dtype, {
         label: known.get(label)
-        or choose_backend(options.backend, device, dtype, find_model(model).config)
+        or choose_backend(options.backend, device, dtype, find_model(model, adapter=adapter).config)
         for label, model in options.labelled_models().items()
     }
 

@@ -85,6 +85,7 @@ class Meter:
                 self._dtype,
                 self._backends[model],
                 tokenizer=options.tokenizer,
+                adapter=options.adapter,
             )
             self.check_world(world, model)
             self._world = model, world

@@ -24,7 +24,7 @@ from diagd.files import require_file
 from diagd.flags import Device, OutputFile, OutputFolder, output_file
 from diagd.metrics.detectors import EFD, FVD, PERCEPTUAL, name_and_file
 from diagd.metrics.frechet import I3D_FRAMES, MIN_FRAMES, Preprocessing
-from diagd.pipeline.options import MachineFlags, SamplingFlags
+from diagd.pipeline.options import AdapterFlag, MachineFlags, SamplingFlags
 from diagd.workers import Pool
 
 
@@ -107,7 +107,7 @@ BY_FLAG = {"teacher_forced": LIKELIHOOD, "drift": DRIFT, "revisit": REVISIT}
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
+class EvaluateOptions(SamplingFlags, MachineFlags, AdapterFlag, Pool):
     """Continue recorded clips by each model and strategy, and compare with the recording.
 
     For image models: generate an image for each text or class, and compare with raster's.

@@ -22,6 +22,7 @@ from diagd.checks import brief
 from diagd.data.actions import ActionCodec
 from diagd.data.vectors import OwnActions, load_actions
 from diagd.families import presets, table
+from diagd.families.adapters import ADAPTER_FILE, adapted
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Checkpoint, Family, Source
 from diagd.families.presets import PRESETS, available_models
@@ -37,15 +38,18 @@ from diagd.files import (
 )
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
+from diagd.system import fingerprint
 from diagd.tokenizers.text import TextPrompts
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from diagd.weight_files import (
+    Change,
     assign_weights,
     check_fit,
     read_tensors,
     read_torch_file,
     read_weights,
     tensors_of,
+    unchanged,
     write_weights,
 )
 
@@ -69,6 +73,7 @@ def load_model(
     config: str | Path | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    adapter: str | Path | None = None,
 ) -> Transformer:
     """Load a bundled model, a checkpoint folder, or a released checkpoint file.
 
@@ -80,18 +85,33 @@ def load_model(
             checkpoint with its original field names.
         device: Device of the weights.
         dtype: Floating-point type to cast them to.
+        adapter: Folder of an adapter of this model, merged in float32 before that.
 
     Raises:
         ValueError: A preset name, a dtype that is not a floating-point type, invalid JSON, a bad
-            config, or a damaged or mismatched weight file.
+            config, a damaged or mismatched weight file, or another model's adapter.
         FileNotFoundError: No such model, or a file of it is missing.
     """
-    return build_model(find_model(name_or_path, config), device, dtype)
+    return build_model(find_model(name_or_path, config, adapter), device, dtype)
 
 
-def find_model(name_or_path: str | Path, config: str | Path | None = None) -> Checkpoint:
-    """Recognise the checkpoint for `load_model`; its weights stay on disk until they are used."""
-    path = model_path(name_or_path)
+def find_model(
+    name_or_path: str | Path,
+    config: str | Path | None = None,
+    adapter: str | Path | None = None,
+) -> Checkpoint:
+    """Recognise the checkpoint for `load_model`; its weights stay on disk until they are used.
+
+    The folder of an adapter stands for its base with it.
+    """
+    path, base = model_path(name_or_path), base_path(name_or_path)
+    if path != base and adapter is not None:
+        raise ValueError(f"adapter must be left out: {path} is one of {base} itself")
+    adapter, found = path if path != base else adapter, _find(base, config)
+    return found if adapter is None else adapted(found, adapter)
+
+
+def _find(path: Path, config: str | Path | None) -> Checkpoint:
     if kind := diffusers_pipeline(path):
         raise ValueError(
             f"{path}: a pipeline of diffusers, {kind}; of these diagd has GLM-Image's, in generate"
@@ -133,6 +153,22 @@ def model_path(name_or_path: str | Path) -> Path:
         f"({', '.join(available_models()) or 'none installed'}), or user/name on the Hugging Face "
         "Hub"
     )
+
+
+def base_path(name_or_path: str | Path) -> Path:
+    """Return `model_path`, or of an adapter's folder that of its base."""
+    path = model_path(name_or_path)
+    if not (about := path / ADAPTER_FILE).is_file():
+        return path
+    base = read_json_object(about).get("base")
+    if not isinstance(base, str) or (Path(base) / ADAPTER_FILE).is_file():
+        raise ValueError(f"{about}: expected the name of a base, got {brief(base)}")
+    return model_path(base)
+
+
+def contents_of(name_or_path: str | Path, adapter: Path | None = None) -> str:
+    """Return the fingerprint of a model's files, and of an adapter's if one is given."""
+    return "-".join(fingerprint(one) for one in (model_path(name_or_path), adapter) if one)
 
 
 def diffusers_pipeline(path: Path) -> str:
@@ -260,7 +296,7 @@ def build_model(found: Checkpoint, device: torch.device | str, dtype: torch.dtyp
         )
     model = empty_model(found)
     logger.info("%s: %s", found.path, found.family.name)
-    assign_weights(model, found.weights, found.path, device, dtype)
+    assign_weights(model, found.weights, found.path, device, dtype, found.merge)
     return model.to(device)
 
 
@@ -395,10 +431,15 @@ def save_model(
     write_checkpoint(Path(folder), model.config, model.state_dict() if weights is None else weights)
 
 
-def write_checkpoint(folder: Path, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
+def write_checkpoint(
+    folder: Path,
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    change: Change = unchanged,
+) -> None:
     """Write config and weights, in their own types; the weights last, as the mark of completion."""
     write_json(folder / CONFIG_FILE, asdict(config), indent=2)
-    write_weights(folder / WEIGHTS_FILE, weights)
+    write_weights(folder / WEIGHTS_FILE, weights, change)
 
 
 def save_tokenizer(folder: Path, tokenizer: VideoTokenizer) -> None:

@@ -1,7 +1,7 @@
 """A family of models as one record: all that loaders and commands know about it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from diagd.families.defaults import GenerationDefaults
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import TextPrompts
 from diagd.tokenizers.vq import VideoTokenizer
+from diagd.weight_files import Change, unchanged
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,14 @@ class Checkpoint:
     config: ModelConfig
     weights: dict[str, Tensor]  # under our names, memory-mapped
     source: Source
+    # an adapter's change of a weight, by its name, in float32; and its strategy
+    merge: Change = unchanged
+    decoding: str | None = None
+
+    @property
+    def defaults(self) -> GenerationDefaults:
+        defaults = self.family.defaults(self)
+        return replace(defaults, decoding=self.decoding) if self.decoding else defaults
 
 
 @dataclass(frozen=True)

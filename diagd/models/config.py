@@ -60,6 +60,7 @@ class ModelConfig:
     sliding_window: int = 0  # positions that a token sees in sliding layers, its own included
     sliding_layers: tuple[int, ...] = ()  # indices of sliding layers; the others see everything
     visual_mlp_layers: tuple[int, ...] = ()  # with a second MLP, for ids below vocab_size
+    stand_in: bool = False  # the last extra embedding was learnt to stand in at row starts
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -84,6 +85,7 @@ class ModelConfig:
         _refuse(seam > self.num_action_tokens, rule, seam)
         _refuse(seam and rows % 2, "num_seam_tokens need an even grid_height", rows)
         _refuse(seam and self.on_grid, "num_seam_tokens need positions in one dimension", position)
+        _refuse(self.stand_in and extra <= prefix, "stand_in needs an extra embedding", extra)
         rule = f"prefix_length must be below max_positions={self.max_positions}"
         _refuse(prefix >= self.max_positions, rule, prefix)
         _refuse(is_odd and position == "rope", "position='rope' needs an even head_dim", head_dim)

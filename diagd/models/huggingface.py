@@ -237,26 +237,48 @@ class HuggingFaceModel(CausalModel):
         for layer in cache.layers:  # transformers does not pass it on
             layer.slots, layer.rows, layer.first = slots, rows, first
             layer.num_visible = visible.shape[-1]
+        return self.vocabulary.logits(
+            tokens,
+            logits_to_keep,
+            use_cache=True,
+            **{self._cache_argument: cache},
+            **self._inputs(tokens, positions, visible, coordinates),
+        ).to(tokens.device)
+
+    def _inputs(
+        self, tokens: Tensor, positions: Tensor, visible: Tensor, coordinates: Tensor | None = None
+    ) -> dict[str, Tensor]:
         positions = positions.expand(tokens.shape)
         turned = self.coordinates(positions) if coordinates is None else coordinates
         never = torch.finfo(self.dtype).min
         mask = torch.zeros_like(visible, dtype=self.dtype).masked_fill(~visible, never)
-        return self.vocabulary.logits(
-            tokens,
-            logits_to_keep,
-            attention_mask=mask.reshape(-1, 1, *mask.shape[-2:]).expand(len(tokens), -1, -1, -1),
-            position_ids=positions if turned is None else turned,
-            use_cache=True,
-            **{self._cache_argument: cache},
-        ).to(tokens.device)
+        mask = mask.reshape(-1, 1, *mask.shape[-2:]).expand(len(tokens), -1, -1, -1)
+        return {"attention_mask": mask, "position_ids": positions if turned is None else turned}
 
-    def logits(self, tokens: Tensor, context: Tensor | None = None) -> Tensor:
-        """Run the plain causal model: (B, N) int64 tokens -> (B, N, vocab_size)."""
+    def logits(
+        self,
+        tokens: Tensor,
+        context: Tensor | None = None,
+        positions: Tensor | None = None,
+        visible: Tensor | None = None,
+    ) -> Tensor:
+        """Run the model without a cache, differentiably: (B, N) int64 -> (B, N, vocab_size).
+
+        Args:
+            positions: (N,) int64; None means 0 .. N-1, below max_positions.
+            visible: (N, N) bool, True = may attend; None means causal.
+        """
         refuse_context(context)
-        check_length(tokens, self.max_positions)
-        turned = self.coordinates(torch.arange(tokens.shape[1], device=tokens.device))
-        told = {} if turned is None else {"position_ids": turned[:, None]}
-        return self.vocabulary.logits(tokens, use_cache=False, **told).to(tokens.device)
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        if positions is None:
+            check_length(tokens, self.max_positions)
+        if positions is not None or visible is not None:
+            mask = places <= places[:, None] if visible is None else visible
+            given = self._inputs(tokens, places if positions is None else positions, mask)
+        else:
+            turned = self.coordinates(places)
+            given = {} if turned is None else {"position_ids": turned[:, None]}
+        return self.vocabulary.logits(tokens, use_cache=False, **given).to(tokens.device)
 
 
 def cache_argument(model: PreTrainedModel) -> str:

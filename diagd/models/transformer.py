@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from diagd.decoding.model import CausalModel, ModelShape
 from diagd.decoding.schedule import Section
@@ -94,6 +95,7 @@ class DecoderStack(nn.Module):
         self.rotary = None if is_learned else Rotary(config)
         self.position_table = PositionTable(config) if config.position_table else None
         self.layers = nn.ModuleList([Block(config, layer) for layer in range(config.num_layers)])
+        self.recomputes = False  # activations of blocks are computed again in the backward pass
         self.norm = make_norm(config)
 
     @property
@@ -228,7 +230,8 @@ class Transformer(
             if states is not None:
                 states.append(hidden)
             masked = near if index in self.config.sliding_layers else whole
-            hidden = layer(hidden, rotary, masked, lanes, cache, text, is_visual)
+            run = partial(checkpoint, layer, use_reentrant=False) if stack.recomputes else layer
+            hidden = run(hidden, rotary, masked, lanes, cache, text, is_visual)
         if states is not None:
             states.append(hidden)
         hidden = stack.norm(keep_lanes(hidden, logits_to_keep))
@@ -324,7 +327,8 @@ class Transformer(
 def shape_of(config: ModelConfig, device: torch.device) -> ModelShape:
     rotated = config.position != "learned" and not config.position_table
     ids = config.vocab_size, config.vocab_size + config.extra_embeddings
-    return ModelShape(*ids, config.max_positions, device, rotated, config.on_grid)
+    stand_in = ids[1] - 1 if config.stand_in else None
+    return ModelShape(*ids, config.max_positions, device, rotated, config.on_grid, stand_in)
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -3,6 +3,7 @@
 diagd convert Cosmos-Predict1-4B/model.pt cosmos-4b
 diagd convert WHAM_200M.ckpt wham-200m
 diagd convert Emu3.5-Image emu3.5
+diagd convert diagd/assets/doom doom-any --adapter lora
 
 Weights keep their type and are copied one tensor at a time, so 24 GB do not need 24 GB of memory.
 Tokenizer and actions are copied if the checkpoint has them.
@@ -22,7 +23,7 @@ def main(options: ConvertOptions) -> dict[str, Any]:
     """Detect a checkpoint's format, write it in ours, and report what it was."""
     if (options.target / WEIGHTS_FILE).exists() and not options.force:
         raise ValueError(f"{options.target} holds a checkpoint already: give --force to replace it")
-    found = find_model(options.source, options.config)
+    found = find_model(options.source, options.config, options.adapter)
     model = empty_model(found)
     with only_writer(options.target):
         parts = save_checkpoint(found, options.target, options.tokenizer)

@@ -87,7 +87,7 @@ class FirstStage:
 
     def __init__(self, found: Checkpoint, model: Transformer, steps: CausalModel) -> None:
         self.found, self.model, self.steps = found, model, steps
-        self.defaults, self.hand_over = found.family.defaults(found), _hand_over_of(found)
+        self.defaults, self.hand_over = found.defaults, _hand_over_of(found)
         self._of_size = lru_cache(8)(self._read_text)
 
     @classmethod
@@ -210,8 +210,7 @@ FLAGS = {
 
 def write_tokens(options: GenerateOptions, found: Checkpoint) -> dict[str, Any]:
     """Write the tokens of pictures as options say, and print what it took."""
-    hand_over, name = _hand_over_of(found), found.family.name
-    defaults = found.family.defaults(found)
+    hand_over, name, defaults = _hand_over_of(found), found.family.name, found.defaults
     refuse_others(options, FLAGS, name)
     text = text_of(options, name)
     height, width = found.config.grid_height, found.config.grid_width - 1

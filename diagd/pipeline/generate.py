@@ -31,7 +31,7 @@ from diagd.console import duration, make_console, print_records, progress, track
 from diagd.data.actions import ActionCodec, parse_actions, read_actions
 from diagd.data.video import contact_sheet, save_frames, write_image
 from diagd.decoding.strategies.table import Raster, Strategy
-from diagd.families.checkpoints import diffusers_pipeline, find_model, model_path
+from diagd.families.checkpoints import contents_of, diffusers_pipeline, find_model, model_path
 from diagd.families.clip_files import prompt_suffixes
 from diagd.families.family import Checkpoint
 from diagd.files import list_files, note_left_out, read_json_object, require_file, write_json
@@ -43,13 +43,13 @@ from diagd.pipeline.options import MANY_VIDEOS, ONE_VIDEO, GenerateOptions
 from diagd.pipeline.pictures import numbered
 from diagd.pipeline.prompts import Prompt, likeness_notes, seed_of
 from diagd.pipeline.world_folder import WorldSource, check_strategy, codec_of, decide
-from diagd.system import fingerprint, only_writer, provenance, refuse_other_run
+from diagd.system import only_writer, provenance, refuse_other_run
 from diagd.tokenizers.text import encode_text, read_embedding
 from diagd.workers import do_tasks
 
 GLM_IMAGE = "diagd.pipeline.glm_image"  # slow to import
 # Paths are not compared, as files may move; a model is compared by its contents.
-_MAY_DIFFER = {"model", "config", "tokenizer", "text_encoder", "text_embedding"}
+_MAY_DIFFER = {"model", "config", "adapter", "tokenizer", "text_encoder", "text_embedding"}
 
 
 # how a video was made (JSON types), its context and new frames, and their rate
@@ -63,8 +63,8 @@ class PromptWorker:
         if options.size is not None:
             raise ValueError("size is for GLM-Image and MammothModa2; others have one of their own")
         self.options, self.device = options, device_of(options.device)
-        found = found or find_model(options.model, options.config)  # without reading weights
-        defaults = found.family.defaults(found)
+        found = found or find_model(options.model, options.config, options.adapter)
+        defaults = found.defaults
         self.sampling = options.sampling(defaults)
         self.strategy = options.decoding(defaults, found.config.grid_height)
         check_strategy(found, self.strategy)
@@ -80,6 +80,7 @@ class PromptWorker:
             options.backend,
             config=options.config,
             tokenizer=options.tokenizer,
+            adapter=options.adapter,
         )
         self.makes_pictures = not world.defaults.context_frames and self.num_frames == 1
         world.check(self.strategy, self.sampling)  # before any work
@@ -305,7 +306,7 @@ def find_prompts(folder: Path) -> tuple[list[Path], list[Path]]:
 def _settings(options: GenerateOptions) -> dict[str, Any]:
     names = {field.name for field in fields(options)} - {"prompts", "out", *ONE_VIDEO, *MANY_VIDEOS}
     flags = {name: getattr(options, name) for name in sorted(names)}
-    return {"weights": fingerprint(model_path(options.model)), **flags}
+    return {"weights": contents_of(options.model, options.adapter), **flags}
 
 
 def _decided(options: GenerateOptions, before: list[dict[str, Any] | None]) -> GenerateOptions:
@@ -348,7 +349,7 @@ def main(options: GenerateOptions) -> dict[str, Any]:
         return _continue_many(options, options.prompts, options.out)
     if diffusers_pipeline(model_path(options.model)):
         return importlib.import_module(GLM_IMAGE).draw_pictures(options)
-    found = find_model(options.model, options.config)
+    found = find_model(options.model, options.config, options.adapter)
     if found.family.hand_over is not None:
         return write_tokens(options, found)
     console = make_console()

@@ -126,6 +126,7 @@ class VideoGenerator:
         int8: bool = False,
         config: str | Path | None = None,
         tokenizer: str | Path | None = None,
+        adapter: str | Path | None = None,
     ) -> "VideoGenerator":
         """Load a world: a model with its tokenizer and its actions.
 
@@ -140,6 +141,7 @@ class VideoGenerator:
                 backend: execution backend (see `diagd.backends.prepare.prepare`).
                 config, tokenizer: config file and tokenizer folder, if not part of the checkpoint
                     (see `diagd.pipeline.world_folder.load_parts`).
+                adapter: folder of `diagd finetune --lora`, trained on this model.
 
         Raises:
             FileNotFoundError, ValueError: a part is missing or damaged; the message names it.
@@ -148,11 +150,11 @@ class VideoGenerator:
             dtype = "int8"
         if dtype == "fastest" and backend not in ("auto", "native"):
             dtype = "auto"  # only our kernels are timed in int8
-        parts = load_parts(name_or_path, device_of(str(device)), dtype, config, tokenizer)
+        parts = load_parts(name_or_path, device_of(str(device)), dtype, config, tokenizer, adapter)
         shape, int8 = parts.model.config, int8 or parts.int8
         used = "int8" if int8 else str(parts.model.dtype).removeprefix("torch.")
         model, chosen = prepare(parts.model, backend, int8)
-        source = WorldSource(name_or_path, config, tokenizer)
+        source = WorldSource(name_or_path, config, tokenizer, adapter)
         kept = parts.tokenizer, parts.vocabulary, parts.defaults
         return cls(model, shape, *kept, source, used, chosen, text=parts.text)
 

@@ -31,6 +31,13 @@ class MachineFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterFlag:
+    """An adapter of the model."""
+
+    adapter: Path | None = None  # folder of diagd finetune --lora, trained on this model
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplingFlags:
     """Sampling of tokens; None is the model's default."""
 
@@ -72,7 +79,7 @@ MANY_VIDEOS = ("batch_size", "workers", "worker_cpus", "worker_gpus", "address")
 
 
 @dataclass(frozen=True)
-class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, Pool):
+class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, AdapterFlag, Pool):
     """Generate a video from a prompt clip and actions, and write it as mp4 with a contact sheet.
 
     Flags not given take the model's own values: the bundled one generates 16 frames after 4, with
@@ -149,7 +156,7 @@ class PlanOptions(DecodingFlags):
 
 
 @dataclass(frozen=True)
-class ConvertOptions:
+class ConvertOptions(AdapterFlag):
     """Convert a released checkpoint of any family to our folder format.
 
     All commands read that folder; Cosmos tokenizers are not copied: give them with `--tokenizer`.

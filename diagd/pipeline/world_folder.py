@@ -11,13 +11,13 @@ from diagd.backends.devices import dtype_of, multiplies_bfloat16
 from diagd.backends.names import Backend, DTypeChoice, DTypeName
 from diagd.backends.prepare import choose_backend, choose_dtype
 from diagd.data.actions import ActionCodec
-from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.schedule import TokenGrid, check_learnt
 from diagd.decoding.strategies.table import Strategy
 from diagd.families import checkpoints
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Checkpoint
 from diagd.files import copy_whole, read_json_lines, write_text
-from diagd.models.transformer import Transformer
+from diagd.models.transformer import Transformer, shape_of
 from diagd.system import check_memory
 from diagd.tokenizers.text import TextPrompts
 from diagd.tokenizers.vq import RowEnds, TwoCameras, VideoTokenizer, VQTokenizer
@@ -41,15 +41,17 @@ def load_parts(
     dtype: torch.dtype | DTypeChoice = torch.float32,
     config: str | Path | None = None,
     tokenizer: str | Path | None = None,
+    adapter: str | Path | None = None,
 ) -> Parts:
     """Load a checkpoint with its tokenizer and actions, or a bundled model.
 
-    A `config` file or a `tokenizer` folder replaces the checkpoint's own. TorchScript is loaded,
-    and therefore run, only from a folder named here.
+    A `config` file or a `tokenizer` folder replaces the checkpoint's own; an `adapter` is merged.
+    TorchScript is loaded, and therefore run, only from a folder named here.
     """
-    found, device = checkpoints.find_model(name_or_path, config), torch.device(device)
+    found = checkpoints.find_model(name_or_path, config, adapter)
+    device = torch.device(device)
     shape, folder = found.config, found.path.parent
-    read, defaults = _tokenizer(found, tokenizer), found.family.defaults(found)
+    read, defaults = _tokenizer(found, tokenizer), found.defaults
     video_tokenizer = wrap_tokenizer(found, read)
     if video_tokenizer.codebook_size != shape.image_vocab_size:
         raise ValueError(
@@ -82,7 +84,7 @@ def load_parts(
 
 def wrap_tokenizer(found: Checkpoint, tokenizer: VideoTokenizer) -> VideoTokenizer:
     """Add what a model's grids have beside a tokenizer's codes: row ends, two cameras."""
-    if found.family.defaults(found).row_ends:
+    if found.defaults.row_ends:
         tokenizer = RowEnds(tokenizer)
     return TwoCameras(tokenizer) if found.config.num_seam_tokens else tokenizer
 
@@ -109,7 +111,7 @@ def save_checkpoint(found: Checkpoint, target: Path, tokenizer: str | Path | Non
         raise ValueError(f"{found.path}: cannot be converted: its text encoder is stored elsewhere")
     check_storable(found.weights)
     names = save_parts(found, target, tokenizer)
-    checkpoints.write_checkpoint(target, found.config, found.weights)
+    checkpoints.write_checkpoint(target, found.config, found.weights, found.merge)
     return names
 
 
@@ -124,7 +126,7 @@ def save_parts(found: Checkpoint, target: Path, tokenizer: str | Path | None = N
         names.insert(0, checkpoints.ACTIONS_FILE)
     if checkpoints.save_text(found, target):
         names.append(f"{checkpoints.TEXT_FOLDER}/")
-    checkpoints.write_defaults(target, found.family.defaults(found))
+    checkpoints.write_defaults(target, found.defaults)
     return names
 
 
@@ -146,7 +148,10 @@ def _tokenizer(found: Checkpoint, given: str | Path | None) -> VideoTokenizer:
 
 def check_strategy(found: Checkpoint, strategy: Strategy) -> None:
     """Raise ValueError if a strategy cannot decode a model's frames; reads no weights."""
-    strategy.check(TokenGrid(1, found.config.grid_height, found.config.grid_width))
+    grid = TokenGrid(1, found.config.grid_height, found.config.grid_width)
+    strategy.check(grid)
+    if strategy.has_schedule:
+        check_learnt(strategy.schedule(grid), shape_of(found.config, torch.device("meta")).stand_in)
 
 
 def codec_of(found: Checkpoint) -> ActionCodec | None:
@@ -172,10 +177,11 @@ class WorldSource:
     name_or_path: str | Path
     config: str | Path | None = None
     tokenizer: str | Path | None = None
+    adapter: str | Path | None = None
 
     @cached_property
     def folder(self) -> Path:  # with its prompt and scenes; may be downloaded from the Hub
-        path = checkpoints.model_path(self.name_or_path)
+        path = checkpoints.base_path(self.name_or_path)
         return path if path.is_dir() else path.parent
 
 
@@ -189,7 +195,7 @@ def save_world(
     """
     if source is None:
         raise ValueError("world cannot be saved: it was not loaded by from_pretrained")
-    found = checkpoints.find_model(source.name_or_path, source.config)
+    found = checkpoints.find_model(source.name_or_path, source.config, source.adapter)
     if target.resolve() == (folder := found.path.parent).resolve():
         raise ValueError(f"{target} is where the world was loaded from: choose another folder")
     save_checkpoint(found, target, source.tokenizer)
@@ -201,7 +207,7 @@ def save_world(
 
 def _card(found: Checkpoint, folder: Path, size_px: tuple[int, int], name: str) -> str:
     """Format a model card: the world, its training if there is a log, and how to use it."""
-    config, codec, defaults = found.config, codec_of(found), found.family.defaults(found)
+    config, codec, defaults = found.config, codec_of(found), found.defaults
     weights = sum(weight.numel() for weight in found.weights.values())
     dtype = str(next(iter(found.weights.values())).dtype).removeprefix("torch.")
     size, names = "x".join(map(str, size_px)), codec.names if codec else []

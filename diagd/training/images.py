@@ -35,7 +35,7 @@ def read_images(
         FileNotFoundError: no pictures, or a text of one is missing.
     """
     assert options.images is not None
-    config, defaults = found.config, found.family.defaults(found)
+    config, defaults = found.config, found.defaults
     text_folder, codec = found.family.text, codec_of(found)
     if defaults.context_frames:
         raise ValueError(f"images are for image models; {options.init} continues clips")

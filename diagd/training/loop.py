@@ -83,11 +83,17 @@ def decide_precision(options: Options) -> Options:
 class TrainingRun:
     """The loop and its state: the model, trained in place, its optimizers, steps and seconds.
 
-    Two runs are the same if `purpose` (JSON types) and the model's config are equal.
+    Two runs are the same if `purpose` (JSON types) and the model's config are equal. What is frozen
+    is not part of the state. `write`, if given, writes a result other than a world's folder.
     """
 
     def __init__(
-        self, options: RunOptions, clips: Data, model: Transformer, purpose: dict[str, object]
+        self,
+        options: RunOptions,
+        clips: Data,
+        model: Transformer,
+        purpose: dict[str, object],
+        write: Callable[[dict[str, Tensor]], None] | None = None,
     ) -> None:
         keep_freed_memory()
         self.options, self.clips = options, clips
@@ -99,14 +105,26 @@ class TrainingRun:
         self.settings["precision"] = precision = choose_precision(options.precision)
         accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
         self.accelerator, where = accelerator, (accelerator.device, accelerator.process_index)
-        has_ends = isinstance(clips, TokenImages) and clips.row_ends
-        self.loss = MixtureLoss(options, model.config, *where, has_ends)
+        self.row_ends = isinstance(clips, TokenImages) and clips.row_ends
+        self.loss = MixtureLoss(options, model.config, *where, self.row_ends)
         self.is_compiled = self.loss.is_compiled
         optimizers = make_optimizers(model, options)
         if accelerator.is_fsdp2 and len(optimizers) > 1:  # accelerate would save only one of them
             raise ValueError(
                 f"optimizer must be adamw for a sharded model, got {options.optimizer}"
             )
+        frozen = {name for name, weight in model.named_parameters() if not weight.requires_grad}
+        if accelerator.is_fsdp2 and frozen:
+            raise ValueError("lora and stand_in must be left out for a sharded model")
+
+        def leave_out(models: object, states: list[dict[str, Tensor]], folder: object) -> None:
+            states[:] = [
+                {name: weight for name, weight in state.items() if name not in frozen}
+                for state in states
+            ]
+
+        accelerator.register_save_state_pre_hook(leave_out)
+        self.is_partial, self.write = bool(frozen), write or self._write_world
         self.model, *self.optimizers = accelerator.prepare(model, *optimizers)
         # a run's state after a step; run.json names it once it is complete
         self.checkpoint = options.out / RUN_FILE.parent
@@ -136,7 +154,8 @@ class TrainingRun:
                     raise ValueError(
                         f"{held} of another model, tokenizer or schedule; choose another --out"
                     )
-                self.accelerator.load_state(str(self.checkpoint / f"step_{step}"))
+                folder = self.checkpoint / f"step_{step}"
+                self.accelerator.load_state(str(folder), strict=not self.is_partial)
             self.step, self.saved, self.seconds, self.agreed_at = step, step, seconds, step
             if self.options.more_minutes is not None:
                 if not finished and end is None:
@@ -220,17 +239,25 @@ class TrainingRun:
         return torch.where(finite.to(value.device), value.detach(), torch.nan)
 
     @torch.no_grad()
-    def validate(self, held_out: Data) -> dict[str, Any]:
-        """Return the mean held-out loss of the mixture, of each strategy and of raster."""
+    def validate(self, held_out: Data, options: RunOptions | None = None) -> dict[str, Any]:
+        """Return the mean held-out loss of the mixture, of each strategy and of raster.
+
+        The mixture is that of `options`, if given.
+        """
         frames, size, device = self.options.frames, self.batch_size, self.accelerator.device
         seeds = range(NUM_VALIDATION_BATCHES)  # of fixed windows
         batches = [draw_batch(held_out, frames, size, seed).to(device) for seed in seeds]
         found: dict[str, float] = {}
-        for strategy, loss in self.loss.losses.items():
+        options, of = options or self.options, self.loss
+        if options is not self.options:
+            of = MixtureLoss(
+                options, self.accelerator.unwrap_model(self.model).config, device, 0, self.row_ends
+            )
+        for strategy, loss in of.losses.items():
             with self.accelerator.autocast():
                 losses = [loss(self.model, tokens) for tokens in batches]
             found[str(strategy)] = torch.stack(losses).mean().item()
-        weights = self.options.mixture
+        weights = options.mixture
         total = sum(found[str(strategy)] * weight for strategy, weight in weights.items())
         mean = total / sum(weights.values())
         return {"validation_loss": mean, "validation_loss_by_strategy": found}
@@ -277,10 +304,13 @@ class TrainingRun:
             self._save_state()
         weights: Any = self.accelerator.get_state_dict(self.model)  # gathered if it is sharded
         if self.accelerator.is_main_process:
-            save_model(self.accelerator.unwrap_model(self.model), self.options.out, weights)
-            if isinstance(self.clips, TokenClips):
-                self.clips.codec.save(self.options.out / "actions.json")
+            self.write(weights)
             plot_loss(self.options.out)
+
+    def _write_world(self, weights: dict[str, Tensor]) -> None:
+        save_model(self.accelerator.unwrap_model(self.model), self.options.out, weights)
+        if isinstance(self.clips, TokenClips):
+            self.clips.codec.save(self.options.out / "actions.json")
 
     def _save_state(self) -> None:
         fresh, is_main = self.checkpoint / f"step_{self.step}", self.accelerator.is_main_process

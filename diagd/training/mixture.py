@@ -16,12 +16,12 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from diagd.backends.native.trained_attention import mask_kernel
 from diagd.backends.replay import compile_or_refuse
-from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid
+from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid, check_learnt
 from diagd.decoding.strategies.table import Raster, Strategy
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.models.attention import Attend, attend, attend_in_blocks, mask_in_parts
 from diagd.models.config import ModelConfig
-from diagd.models.transformer import Attends
+from diagd.models.transformer import Attends, shape_of
 from diagd.training.options import CorruptWith, RunOptions
 from diagd.training.sequences import generator_of
 from diagd.training.setup import choose_precision
@@ -43,7 +43,9 @@ class ViewLoss:
         device: torch.device,
         compiled: bool = False,
         sliding_window: int = 0,
+        stand_in: int | None = None,
     ) -> None:
+        self.stand_in = stand_in
         self.view = view.to(device)
         whole, rounded = _attend_under(self.view, None, compiled)
         near, near_rounded = whole, rounded
@@ -68,7 +70,8 @@ class ViewLoss:
     def _lanes(self, fed: Tensor) -> tuple[Tensor, Tensor, Attends, Tensor]:
         is_rounded = self.rounded is not None and torch.is_autocast_enabled("cpu")
         attends = self.rounded if self.rounded is not None and is_rounded else self.attends
-        return fed[:, self.view.sources], self.view.positions, attends, self.view.readers
+        ids = self.view.fed(fed, self.stand_in)
+        return ids, self.view.positions, attends, self.view.readers
 
 
 def _attend_under(
@@ -188,17 +191,17 @@ class MixtureLoss:
             layout = SequenceLayout(grid := TokenGrid(1, *shape))
         # on a CPU that computes in float32 it is not faster (dev/LOG.md)
         pays = device.type == "cuda" or choose_precision(options.precision) == "bf16"
-        self.is_compiled, slides = options.compiles and pays, config.sliding_window
+        self.is_compiled, stand_in = options.compiles and pays, shape_of(config, device).stand_in
         learns = options.context_frames == 0
 
         def loss_of(schedule: DiagonalSchedule, length: int = 0) -> ViewLoss:
             view = teacher_view(schedule, layout, length, learns, options.window, row_ends)
-            return ViewLoss(view, device, self.is_compiled, slides)
+            return ViewLoss(view, device, self.is_compiled, config.sliding_window, stand_in)
 
         self.losses: dict[Strategy, ViewLoss | ImageLoss] = {}
         for strategy in dict.fromkeys((*self.mixture, Raster())):  # raster for comparison
-            of_length = partial(loss_of, strategy.schedule(grid))
-            size = grid.tokens_per_frame
+            check_learnt(schedule := strategy.schedule(grid), stand_in)
+            of_length, size = partial(loss_of, schedule), grid.tokens_per_frame
             self.losses[strategy] = ImageLoss(of_length, size) if is_image else of_length()
 
     def __call__(self, model: nn.Module, tokens: Tensor, step: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
@@ -121,6 +121,8 @@ class TokenizeOptions:
         return parse_size(self.size, unit=2, least=10)  # as videos require
 
 
+# Linear layers that adapters change, in every block
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 CorruptWith = Literal["uniform", "samples"]
 BATCH_TOKENS = 5000  # tokens per step and process, if no batch size is given
 WARM_UP_SHARE = 1 / 20  # maximum share of a run, if no number of steps is given
@@ -356,10 +358,22 @@ class FinetuneOptions(RunOptions):
     context_frames: int = 1  # frames at the start, in raster order, that are not learned
     steps: int = 5000  # optimizer steps
     learning_rate: float = 1e-3  # peak learning rate; decays along a cosine to a tenth
+    # train low-rank adapters of this rank, beside frozen weights: writes the folder of an adapter
+    lora: int | None = None
+    # train an embedding that is fed where rows start, alone or with --lora: k=1 means k=1/learnt
+    stand_in: bool = False
+    int8: bool = False  # keep the frozen weights in int8, for memory
+    # recompute blocks in the backward pass: slower, less memory; default: if memory is short
+    recompute: bool | None = None
     max_warm_up: ClassVar[int] = 100
 
     def __post_init__(self) -> None:
+        check_at_least(self, lora=1)
         super().__post_init__()
+        if self.int8 and not self.is_adapter:
+            raise ValueError("int8 needs frozen weights: give --lora or --stand-in")
+        if self.stand_in and not any(isinstance(one, Diagonal) for one in self.mixture):
+            raise ValueError("stand_in needs diagonals among the strategies, such as k=1")
         if self.tokens is None and self.images is None:
             raise ValueError("give --tokens, or --images for an image model")
         if self.images is None and self.drop is not None:
@@ -388,11 +402,27 @@ class FinetuneOptions(RunOptions):
     def length_of(self, clips: Any) -> int:
         return clips.length if self.images else super().length_of(clips)
 
+    @property
+    def is_adapter(self) -> bool:
+        return self.lora is not None or self.stand_in
+
+    @cached_property
+    def mixture(self) -> dict[Strategy, float]:
+        return {
+            replace(one, row_start="learnt")
+            if self.stand_in and isinstance(one, Diagonal) and one.row_start == "temporal"
+            else one: weight
+            for one, weight in parse_mixture(self.strategy).items()
+        }
+
     def purpose(self) -> dict[str, object]:
-        if self.images is None:
-            return {"init": self.init, **super().purpose()}
-        drop = {} if self.drop is None else {"drop": self.drop}
-        return {"init": self.init, "strategies": spell_mixture(self.mixture), **drop}
+        own = ("lora", "stand_in", "int8", "drop")
+        given = {
+            name: getattr(self, name) for name in own if getattr(self, name) not in (None, False)
+        }
+        if self.is_of_images:
+            return {"init": self.init, **given, "strategies": spell_mixture(self.mixture)}
+        return {"init": self.init, **given, **super().purpose()}
 
 
 Axis = Literal["frame", "row", "column"]

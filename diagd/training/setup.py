@@ -21,7 +21,7 @@ def check_fit(model: str, config: ModelConfig, clips: TokenClips) -> None:
     """Raise ValueError unless a model, by its name or folder, matches the clips' tokens."""
     actions = None
     if config.num_action_tokens:
-        actions = load_actions(checkpoints.model_path(model) / checkpoints.ACTIONS_FILE)
+        actions = load_actions(checkpoints.base_path(model) / checkpoints.ACTIONS_FILE)
     own = actions if isinstance(actions, VectorActions) else actions.names if actions else ()
     for what, of_model, of_clips in (
         ("grid", (config.grid_height, config.grid_width), tuple(clips.tokens.shape[2:])),
@@ -38,7 +38,7 @@ def check_fit(model: str, config: ModelConfig, clips: TokenClips) -> None:
 
 def check_tokenizer(model: str, clips: TokenClips) -> None:
     """Raise ValueError if the clips are tokens of another tokenizer than the model's own."""
-    folder = checkpoints.model_path(model) / checkpoints.TOKENIZER_FOLDER
+    folder = checkpoints.base_path(model) / checkpoints.TOKENIZER_FOLDER
     tokenizer = checkpoints.load_tokenizer(folder) if folder.is_dir() and clips.codebook else None
     if isinstance(tokenizer, VQTokenizer) and codebook_fingerprint(tokenizer) != clips.codebook:
         raise ValueError(f"clips do not match {model}: they were tokenized with another tokenizer")
@@ -161,15 +161,18 @@ class FloatMuon(torch.optim.Muon):
 def make_optimizers(model: Transformer, options: RunOptions) -> list[torch.optim.Optimizer]:
     """Make AdamW for all weights, or Muon for the matrices of blocks and AdamW for the rest."""
     rate, decay = options.learning_rate, options.weight_decay
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.ndim > 1]
+    vectors = [p for p in trained if p.ndim <= 1]
     optimizers: list[torch.optim.Optimizer] = []
-    if options.optimizer == "muon":
-        blocks = [p for p in model.model.layers.parameters() if p.ndim == 2]
-        in_blocks = {id(p) for p in blocks}
+    if options.optimizer == "muon" and matrices:
+        in_blocks = {id(p) for p in model.model.layers.parameters()}
+        blocks = [p for p in matrices if id(p) in in_blocks]
         matrices = [p for p in matrices if id(p) not in in_blocks]
         muon = torch.optim.Muon if _trains_in_bfloat16() else FloatMuon
         scale = "match_rms_adamw"  # so that AdamW's learning rate fits both
         optimizers.append(muon(blocks, rate, decay, adjust_lr_fn=scale))
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    return [*optimizers, torch.optim.AdamW(groups, rate, (0.9, 0.95), weight_decay=decay)]
+    if groups := [group for group in groups if group["params"]]:
+        optimizers.append(torch.optim.AdamW(groups, rate, (0.9, 0.95), weight_decay=decay))
+    return optimizers

@@ -38,6 +38,8 @@ from diagd.console import duration, make_console, waiting
 from diagd.data.video import contact_sheet, write_image
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.schedule import FrameFormat, TokenGrid
+from diagd.extras import require
+from diagd.families.adapters import weights_sha256
 from diagd.families.checkpoints import TOKENIZER_FOLDER, build_model, find_model, model_path
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.presets import WORLD_SIZES
@@ -48,9 +50,11 @@ from diagd.pipeline.world_folder import save_parts
 from diagd.tokenizers.shards import TokenClips
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from diagd.training import setup
+from diagd.training.adapters import AdapterFolder, attach
 from diagd.training.corpus import copy_parts
 from diagd.training.images import read_images
 from diagd.training.loop import Look, TrainingRun, check_out, decide_precision, read_clips
+from diagd.training.memory import plan_memory
 from diagd.training.mixture import MixtureLoss
 from diagd.training.options import FinetuneOptions, RunOptions, TrainOptions
 from diagd.training.sequences import Data, TokenImages, draw_batch, windows
@@ -94,13 +98,18 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
 
 def finetune(options: FinetuneOptions) -> dict[str, Any]:
     """Finetune to the last step, from the latest checkpoint if there is one; report the losses."""
+    if options.lora:
+        require("--lora", "peft")
     check_out(options := decide_precision(options))
     found = find_model(options.init)
     clips, held_out = read_images(options, found) if options.images else read_clips(options)
-    source = build_model(found, "cpu", torch.float32)
-    with torch.device("meta"):  # the weights are those of the source
-        model = Transformer(setup.slide(source.config, options.sliding_frames))
-    model.load_state_dict(source.state_dict(), assign=True)
+    sizes = options.batch_of(clips), options.length_of(clips)
+    options, memory = plan_memory(found.config, options, *sizes)
+    is_rounded = options.is_adapter and options.precision == "bf16"
+    stored = {weight.dtype for weight in found.weights.values()}
+    dtype = torch.bfloat16 if is_rounded and stored == {torch.bfloat16} else torch.float32
+    slid = replace(found, config=setup.slide(found.config, options.sliding_frames))
+    model = build_model(slid, "cpu", dtype)
     if isinstance(clips, TokenClips):
         setup.check_fit(options.init, model.config, clips)
     held, max_frames = options.frames_held, model.config.frames_held
@@ -115,11 +124,17 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
             f"{name} must be at most {max_frames}, the context of {options.init}, got {held}; "
             f"with --window {max_frames} there may be more frames"
         )
-    parts, told = partial(copy_parts, model_path(options.init)), ""
+    folder, parts = None, partial(copy_parts, model_path(options.init))
+    told = f"{memory}; time: known after the first steps"
     if isinstance(clips, TokenImages):
         parts = partial(save_parts, found)
-        told = f"{len(clips.tokens)} pictures, {clips.drop:.0%} of the time without what they show"
-    return _train("finetune", options, clips, held_out, model, parts, told)
+        shown = f"{len(clips.tokens)} pictures, {clips.drop:.0%} of the time without what they show"
+        told = f"{shown}\n{told}"
+    model.model.recomputes = bool(options.recompute)
+    if options.is_adapter:
+        attach(model, options, torch.bfloat16 if is_rounded else torch.float32)
+        folder = AdapterFolder(options, weights_sha256(found.weights))
+    return _train("finetune", options, clips, held_out, model, parts, told, folder)
 
 
 def _train(
@@ -130,18 +145,23 @@ def _train(
     model: Transformer,
     write_parts: Callable[[Path], object],
     plan: str = "",
+    adapter: AdapterFolder | None = None,
 ) -> dict[str, Any]:
     """Train from the start, or from the latest checkpoint, to the end; report the losses.
 
-    The folder becomes a world, with the parts of another one and a record of the run in
-    COMMAND.json. The plan is printed at the start.
+    The folder becomes a world, with the parts of another one, or that of the `adapter`, and a
+    record of the run in COMMAND.json. The plan is printed at the start.
     """
     purpose, folder, tokens = options.purpose(), options.out, options.token_folder
-    run = TrainingRun(options, clips, model, {command: purpose})
+    base = {} if adapter is None else {"base": adapter.base_sha256}
+    run = TrainingRun(options, clips, model, {command: purpose, **base}, adapter)
+    if adapter is not None and held_out is not None:
+        adapter.before = run.validate(held_out, adapter.of_base)["validation_loss_by_strategy"]
     is_main = run.accelerator.is_main_process
     run.resume()  # creates files, so only after the lags have been checked
     if is_main:
-        if not run.step:  # later the user may have changed them, such as by `tune --make-default`
+        # later the user may have changed them, such as by `tune --make-default`
+        if adapter is None and not run.step:
             write_parts(folder)
         write_json(folder / f"{command}.json", {**purpose, "options": asdict(options)})
     console = make_console(is_main)
@@ -151,10 +171,16 @@ def _train(
     if isinstance(held_out, TokenClips) and command == "train":
         look = _look(run, held_out, console)
     run.train(look)
-    report = {"steps": run.step} | ({} if held_out is None else run.validate(held_out))
+    prices = {} if held_out is None else run.validate(held_out)
     if is_main:
         _warn_of_clips_learnt_by_heart(run.log_file, console)
-    if options.is_of_images:
+        if adapter is not None:
+            adapter.describe(prices.get("validation_loss_by_strategy"))
+    if adapter is not None:
+        world = f"--model {quote(adapter.options.init)} --adapter {quote(str(folder))}"
+        plays = "" if options.is_of_images else f"diagd play {world}, or "
+        console.print(f"next: {plays}diagd generate {world}")
+    elif options.is_of_images:
         console.print(f"next: diagd generate --model {quote(str(folder))}")
     elif (folder / TOKENIZER_FOLDER).is_dir():
         world = quote(str(folder))
@@ -167,7 +193,7 @@ def _train(
             f"{folder} has no tokenizer, as {tokens} has none: "
             "use the folder that diagd tokenize writes"
         )
-    return report
+    return {"steps": run.step} | prices
 
 
 def _state_of(run: TrainingRun, command: str) -> str:

@@ -50,7 +50,7 @@ def main(options: TuneOptions) -> dict[str, Any]:
     document = tune(options)
     if options.make_default and document["choice"] is not None:
         found = find_model(options.model)
-        defaults = replace(found.family.defaults(found), decoding=document["choice"]["name"])
+        defaults = replace(found.defaults, decoding=document["choice"]["name"])
         write_defaults(found.path.parent, defaults)
     print_tuning(document, options)
     if options.out is not None:

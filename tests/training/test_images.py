@@ -215,3 +215,15 @@ def test_models_and_folders_that_do_not_fit_are_refused(
     command(*plain).assert_refused("give --tokens, or --images for an image model")
     command(*plain, "--tokens", out, "--drop", 0.5).assert_refused("drop is only for --images")
     assert not out.exists()
+
+
+def test_an_adapter_learns_pictures_beside_a_frozen_model(janus, pictures, command, tmp_path):
+    out = tmp_path / "out"
+    report = finetune(options(janus, pictures, out, steps=60, lora=4, drop=0.0))
+    losses = [line["loss"] for line in log_of(out)]
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    assert not (out / "model.safetensors").exists()
+    assert set(report["validation_loss_by_strategy"]) == {"raster", "k=1"}
+    flags = "--adapter", out, "--text", WORDS[0], "--output", tmp_path / "a.png"
+    made = command("generate", "--model", janus, *flags)
+    assert made.code == 0, made

@@ -63,7 +63,9 @@ def pack(options: WorldFlags) -> dict[str, bytes]:
     """Return the files of a world and its kernels by name; ValueError if no browser can play it."""
     if not (strategy := strategy_of(options)).has_schedule:
         raise ValueError(f"strategy {strategy} has no schedule: a browser decodes by schedules")
-    parts = load_parts(options.model)
+    if getattr(strategy, "row_start", "") == "learnt":
+        raise ValueError(f"strategy {strategy}: pages feed no learnt stand-in, use another one")
+    parts = load_parts(options.model, adapter=options.adapter)
     codec, config, defaults = parts.vocabulary, parts.model.config, parts.defaults
     if codec is None or codec.combines:
         what = "whose actions join freely" if codec else "without actions"

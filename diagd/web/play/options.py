@@ -10,12 +10,12 @@ from diagd.backends.names import DTypeChoice
 from diagd.checks import check_at_least, check_values
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.files import require_folder
-from diagd.pipeline.options import MachineFlags, OutputFolder
+from diagd.pipeline.options import AdapterFlag, MachineFlags, OutputFolder
 from diagd.web.options import AccessFlags, ReplicaFlags
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorldFlags:
+class WorldFlags(AdapterFlag):
     """The world that a page plays, and how it begins."""
 
     model: str = "doom"  # bundled model or checkpoint folder; it must take actions

@@ -124,7 +124,8 @@ async def make_world(options: PlayOptions) -> tuple[FastAPI, asyncio.Task[None]]
 
 def load_app(options: PlayOptions) -> tuple[Scheduler, FastAPI]:
     device, strategy = device_of(options.device), strategy_of(options)
-    world = VideoGenerator.from_pretrained(options.model, device, options.dtype, options.backend)
+    given = options.model, device, options.dtype, options.backend
+    world = VideoGenerator.from_pretrained(*given, adapter=options.adapter)
     world.remembers = options.remember or world.remembers
     if world.vocabulary is None or not world.defaults.context_frames:
         kind = "takes no actions" if world.vocabulary is None else "makes single images"

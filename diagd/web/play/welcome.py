@@ -21,9 +21,9 @@ from diagd.web.play.session import MAX_SEED, Controls, name_of
 
 def strategy_of(flags: WorldFlags) -> Strategy:
     """Return the strategy with which a world begins, checked before its weights are read."""
-    found = find_model(flags.model)
+    found = find_model(flags.model, adapter=flags.adapter)
     height = found.config.grid_height
-    by_default = found.family.defaults(found).strategy(height)
+    by_default = found.defaults.strategy(height)
     strategy = parse_strategy(flags.strategy) if flags.strategy else by_default
     check_strategy(found, strategy)
     return strategy

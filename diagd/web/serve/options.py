@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from diagd.checks import check_at_least, check_values
-from diagd.pipeline.options import MachineFlags
+from diagd.pipeline.options import AdapterFlag, MachineFlags
 from diagd.web.options import AccessFlags, ReplicaFlags
 
 
 @dataclass(frozen=True)
-class ServeOptions(ReplicaFlags, AccessFlags, MachineFlags):
+class ServeOptions(ReplicaFlags, AccessFlags, AdapterFlag, MachineFlags):
     """Serve a model over HTTP: images by OpenAI's API, and continuations of videos.
 
     SIGTERM or Ctrl-C drains: running requests complete, new ones are refused; a second signal

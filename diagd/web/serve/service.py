@@ -81,7 +81,7 @@ class Service:
         """Load the model and allocate the memory of its batch, in the model's thread."""
         options, device = self.options, device_of(self.options.device)
         given = options.model, device, options.dtype, options.backend
-        world = VideoGenerator.from_pretrained(*given)
+        world = VideoGenerator.from_pretrained(*given, adapter=options.adapter)
         rows, config = options.max_videos, world.config
         slots = config.max_positions + config.num_action_tokens
         if makes_images(world):
