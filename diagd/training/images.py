@@ -45,7 +45,7 @@ def read_images(
         )
     text = load_text(found)
     if text is None and codec is None:
-        raise ValueError(f"{options.init} takes neither texts nor classes, or its text/ is missing")
+        raise ValueError(f"images need a model of texts (in its text/) or classes: {options.init}")
     pictures = find_captioned(options.images, "label" if text is None else "text")
     taken = config.max_positions - config.tokens_per_frame
 
@@ -70,7 +70,7 @@ def read_images(
     with only_writer(folder := options.token_folder):
         write_image_shards(tokenizer, pictures, folder, size_px)
     images = TokenImages(
-        read_shards(folder).tokens.flatten(1).long(),
+        read_shards(folder).tokens.flatten(1),
         [one.prompt[0] for one in said],
         [one.unconditional[0] for one in said],
         (DROP if defaults.guidance != 1 else 0.0) if options.drop is None else options.drop,

@@ -112,7 +112,7 @@ class ImageLoss:
     """The loss of images behind prompts: a `ViewLoss` for each length of these."""
 
     def __init__(self, loss_of: Callable[[int], ViewLoss], num_tokens: int) -> None:
-        self._of, self._num_tokens = lru_cache(64)(loss_of), num_tokens
+        self._of, self._num_tokens = lru_cache(8)(loss_of), num_tokens
 
     def __call__(self, model: nn.Module, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
         return self._of(tokens.shape[1] - self._num_tokens)(model, tokens, fed)
@@ -191,7 +191,8 @@ class MixtureLoss:
             layout = SequenceLayout(grid := TokenGrid(1, *shape))
         # on a CPU that computes in float32 it is not faster (dev/LOG.md)
         pays = device.type == "cuda" or choose_precision(options.precision) == "bf16"
-        self.is_compiled, stand_in = options.compiles and pays, shape_of(config, device).stand_in
+        compiles = options.compiles and not is_image  # anew for each length of a prompt
+        self.is_compiled, stand_in = compiles and pays, shape_of(config, device).stand_in
         learns = options.context_frames == 0
 
         def loss_of(schedule: DiagonalSchedule, length: int = 0) -> ViewLoss:

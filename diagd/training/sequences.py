@@ -36,7 +36,7 @@ def sequences(clips: TokenClips, indices: Tensor, times: Tensor) -> Tensor:
 class TokenImages:
     """Images as tokens behind prompts, each with its text (or class) and without."""
 
-    tokens: Tensor  # (num_images, height * width) int64
+    tokens: Tensor  # (num_images, height * width) int16 or int32
     prompts: Sequence[Tensor]  # (P,) int64 each: all ids before the image
     unconditional: Sequence[Tensor]  # the same without what the image shows, as guidance needs
     drop: float  # share of the sequences that are drawn without
@@ -66,7 +66,7 @@ class TokenImages:
         weights[self.lengths != self.lengths[first]] = 0
         drawn = weights.multinomial(size, replacement=True, generator=generator).tolist()
         prompts = [*self.prompts, *self.unconditional]
-        return torch.stack([torch.cat([prompts[n], self.tokens[n % count]]) for n in drawn])
+        return torch.stack([torch.cat([prompts[n], self.tokens[n % count].long()]) for n in drawn])
 
 
 Data = TokenClips | TokenImages

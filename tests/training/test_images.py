@@ -126,7 +126,7 @@ def test_the_loss_is_the_price_of_the_strategies(name, request, pictures, classe
     _, held_out = read_images(given, found)
     assert held_out is not None
     world = diagd.VideoGenerator.from_pretrained(model, dtype="float32")
-    tokens = held_out.tokens.view(1, 1, world.height, world.width)
+    tokens = held_out.tokens.long().view(1, 1, world.height, world.width)
     for strategy, price in prices.items():
         text, ids = held_out.prompts[0][None], None
         if name == "llamagen":
