@@ -142,20 +142,13 @@ def write_shards(
         times = starts[:, None] + torch.arange(length)
         return tokens[times], actions[times]
 
-    common = {
-        "codebook": codebook_fingerprint(tokenizer),
-        "cut": json.dumps([piece, size_px]),
-        "action_names": json.dumps(list(vocabulary.names)),
-        **({"vectors": json.dumps(asdict(vocabulary))} if is_vectors else {}),
-    }
+    def identify(path: Path) -> tuple[str, str]:
+        return path.stem, clip_fingerprint(path)
 
-    def describe(group: Sequence[Path]) -> dict[str, str]:
-        return common | {
-            "clips": json.dumps([path.stem for path in group]),
-            "content": json.dumps([clip_fingerprint(path) for path in group]),
-        }
-
-    _fill_shards("clips", tokenizer, paths, folder, encode, describe, threads, clips_per_shard)
+    common = {"action_names": json.dumps(vocabulary.names), "cut": json.dumps([piece, size_px])}
+    common |= {"vectors": json.dumps(asdict(vocabulary))} if is_vectors else {}
+    groups = [paths[k : k + clips_per_shard] for k in range(0, len(paths), clips_per_shard)]
+    _fill_shards("clips", tokenizer, groups, folder, encode, identify, threads, **common)
 
 
 def write_image_shards(
@@ -180,17 +173,13 @@ def write_image_shards(
         frames = tokenizer.fit_frames(frame[None], *size_px)
         return tokenizer.encode(frames)[None].to(_dtype_of(tokenizer)), still
 
+    def identify(one: Captioned) -> tuple[str, str]:
+        return Path(one.where).name, one.content
+
     still = torch.zeros(1, 1, dtype=torch.int16)
-    common = {"codebook": codebook_fingerprint(tokenizer), "cut": json.dumps([1, size_px])}
-    common["action_names"] = json.dumps(list(STILL.names))
-
-    def describe(group: Sequence[Captioned]) -> dict[str, str]:
-        return common | {
-            "clips": json.dumps([Path(one.where).name for one in group]),
-            "content": json.dumps([one.content for one in group]),
-        }
-
-    _fill_shards("pictures", tokenizer, pictures, folder, encode, describe, threads, 256)
+    common = {"action_names": json.dumps(STILL.names), "cut": json.dumps([1, size_px])}
+    groups = [pictures[k : k + 256] for k in range(0, len(pictures), 256)]
+    _fill_shards("pictures", tokenizer, groups, folder, encode, identify, threads, **common)
 
 
 def _dtype_of(tokenizer: VideoTokenizer) -> torch.dtype:
@@ -200,24 +189,31 @@ def _dtype_of(tokenizer: VideoTokenizer) -> torch.dtype:
 def _fill_shards(
     what: str,
     tokenizer: VideoTokenizer,
-    items: Sequence[Item],
+    groups: Sequence[Sequence[Item]],
     folder: Path,
     encode: Callable[[Item], tuple[Tensor, Tensor]],
-    describe: Callable[[Sequence[Item]], dict[str, str]],
+    identify: Callable[[Item], tuple[str, str]],
     threads: int,
-    size: int,
+    **common: str,
 ) -> None:
-    """Write those shards of `size` items that do not exist yet; check those that do."""
-    groups = [items[k : k + size] for k in range(0, len(items), size)]
+    """Write the shards, one for each group, that do not exist yet; check those that do.
+
+    Args:
+        encode: tokens and actions of an item.
+        identify: its name, and a fingerprint of its content.
+        common: metadata of all shards.
+    """
     shards = [folder / f"shard_{number:05d}.safetensors" for number in range(len(groups))]
+    count = sum(map(len, groups))
     if surplus := sorted(set(folder.glob("shard_*.safetensors")) - set(shards)):
-        raise ValueError(f"{surplus[0]}: not of these {len(items)} {what}, use another folder")
-    rank, processes = (int(os.environ.get(*one)) for one in (("RANK", "0"), ("WORLD_SIZE", "1")))
-    with progress(f"tokenizing {what}", len(items)) as job, one_thread_workers(threads) as pool:
+        raise ValueError(f"{surplus[0]}: not of these {count} {what}, use another folder")
+    common["codebook"] = codebook_fingerprint(tokenizer)
+    common |= {name: str(getattr(tokenizer, name)) for name in ("codebook_size", "compression")}
+    rank, processes = (int(os.environ.get(*one)) for one in (("RANK", 0), ("WORLD_SIZE", 1)))
+    with progress(f"tokenizing {what}", count) as job, one_thread_workers(threads) as pool:
         for number, (shard, group) in enumerate(zip(shards, groups, strict=True)):
-            metadata = describe(group)
-            metadata["codebook_size"] = str(tokenizer.codebook_size)
-            metadata["compression"] = str(tokenizer.compression)
+            names, content = zip(*map(identify, group), strict=True)
+            metadata = common | {"clips": json.dumps(names), "content": json.dumps(content)}
             if not shard.is_file() and number % processes == rank:
                 tokens, actions = zip(*pool.map(encode, group), strict=True)
                 write_text(folder / COUNT_NAME, f"{len(shards)}\n")
