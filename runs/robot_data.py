@@ -26,7 +26,7 @@ from diagd.data.video import write_video
 from diagd.files import replacing, write_json, write_text
 
 CAMERA, ACTION, STATE = "observation.images.top", "action", "observation.state"
-TORQUES = -0.3, 0.3  # lowest and highest; with all of its strength the arm only whirls
+TORQUES = -0.05, 0.05  # lowest and highest; with more the arm whirls, too far between two frames
 LOOK = {"trackbodyid": 0, "distance": 0.62, "elevation": -90.0, "azimuth": 90.0}
 NAMES = {ACTION: ["shoulder", "elbow"], STATE: ["shoulder", "elbow"]}
 TABLES = {
@@ -47,7 +47,7 @@ class Options:
     out: Path  # folder of the dataset
     episodes: int = 300
     steps: int = 240  # of an episode, fifty a second
-    size: tuple[int, int] = (64, 96)  # height and width in pixels
+    size: tuple[int, int] = (64, 72)  # height and width in pixels
     version: str = "v3.0"  # or v2.1
     seed: int = 0  # of the first episode
 

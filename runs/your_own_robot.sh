@@ -10,10 +10,10 @@ export MUJOCO_GL=${MUJOCO_GL:-egl}  # draws without a display
 if [ ! -d "$work/dataset" ]; then
   python runs/robot_data.py --out "$work/dataset"
 fi
-diagd tokenize --lerobot "$work/dataset" --out "$work/tokens" --codes 512
+diagd tokenize --lerobot "$work/dataset" --out "$work/tokens" --codes 512 --every 2
 diagd check "$work/tokens/clips"
 diagd train --tokens "$work/tokens" --out "$work/world" --minutes "$minutes"
 for side in min max; do
-  diagd generate --model "$work/world" --frames 12 --actions "shoulder=$side*12" --output "$work/shoulder-$side.gif"
+  diagd generate --model "$work/world" --frames 24 --actions "shoulder=$side*24" --output "$work/shoulder-$side.gif"
 done
 diagd tune --model "$work/world" --tokens "$work/tokens" --out "$work/tuning"

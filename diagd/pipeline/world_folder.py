@@ -51,12 +51,8 @@ def load_parts(
     found = checkpoints.find_model(name_or_path, config, adapter)
     device = torch.device(device)
     shape, folder = found.config, found.path.parent
-    read = video_tokenizer = _tokenizer(found, tokenizer)
-    defaults = found.defaults
-    if defaults.row_ends:
-        video_tokenizer = RowEnds(video_tokenizer)
-    if shape.num_seam_tokens:
-        video_tokenizer = TwoCameras(video_tokenizer)
+    read, defaults = _tokenizer(found, tokenizer), found.defaults
+    video_tokenizer = wrap_tokenizer(found, read)
     if video_tokenizer.codebook_size != shape.image_vocab_size:
         raise ValueError(
             f"{folder}: the model has {shape.image_vocab_size} visual ids, "
@@ -86,6 +82,13 @@ def load_parts(
     return Parts(model, video_tokenizer.to(device), codec, defaults, text, int8)
 
 
+def wrap_tokenizer(found: Checkpoint, tokenizer: VideoTokenizer) -> VideoTokenizer:
+    """Add what a model's grids have beside a tokenizer's codes: row ends, two cameras."""
+    if found.defaults.row_ends:
+        tokenizer = RowEnds(tokenizer)
+    return TwoCameras(tokenizer) if found.config.num_seam_tokens else tokenizer
+
+
 def decide(
     name_or_path: str | Path,
     device: torch.device,
@@ -107,6 +110,13 @@ def save_checkpoint(found: Checkpoint, target: Path, tokenizer: str | Path | Non
     if found.family.text and found.family.text.encoder:
         raise ValueError(f"{found.path}: cannot be converted: its text encoder is stored elsewhere")
     check_storable(found.weights)
+    names = save_parts(found, target, tokenizer)
+    checkpoints.write_checkpoint(target, found.config, found.weights, found.merge)
+    return names
+
+
+def save_parts(found: Checkpoint, target: Path, tokenizer: str | Path | None = None) -> list[str]:
+    """Write what a checkpoint has besides config and weights to a folder of ours."""
     names = [checkpoints.DEFAULTS_FILE]
     if (stored := _stored_tokenizer(found, tokenizer)) is not None:
         checkpoints.save_tokenizer(target, stored)
@@ -117,7 +127,6 @@ def save_checkpoint(found: Checkpoint, target: Path, tokenizer: str | Path | Non
     if checkpoints.save_text(found, target):
         names.append(f"{checkpoints.TEXT_FOLDER}/")
     checkpoints.write_defaults(target, found.defaults)
-    checkpoints.write_checkpoint(target, found.config, found.weights, found.merge)
     return names
 
 

@@ -9,10 +9,12 @@ number of shards.
 import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from diagd.console import progress
 from diagd.data.actions import ActionVocabulary, read_actions
+from diagd.data.captioned import Captioned
 from diagd.data.vectors import OwnActions, VectorActions, load_actions
 from diagd.data.video import one_thread_workers, read_video
 from diagd.files import (
@@ -32,9 +35,10 @@ from diagd.files import (
     write_text,
 )
 from diagd.system import clip_fingerprint
-from diagd.tokenizers.vq import VQTokenizer
+from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 
 COUNT_NAME = "num_shards.txt"
+Item = TypeVar("Item")
 STILL = ActionVocabulary(("none",))  # action of every frame of clips without action files
 
 
@@ -124,6 +128,7 @@ def write_shards(
     """
 
     is_vectors = isinstance(vocabulary, VectorActions)
+    dtype = _dtype_of(tokenizer)
 
     # (pieces, T, height, width), and (pieces, T) or (pieces, T, axes)
     def encode(path: Path) -> tuple[Tensor, Tensor]:
@@ -137,40 +142,102 @@ def write_shards(
         times = starts[:, None] + torch.arange(length)
         return tokens[times], actions[times]
 
+    def identify(path: Path) -> tuple[str, str]:
+        return path.stem, clip_fingerprint(path)
+
+    common = {"action_names": json.dumps(vocabulary.names), "cut": json.dumps([piece, size_px])}
+    common |= {"vectors": json.dumps(asdict(vocabulary))} if is_vectors else {}
     groups = [paths[k : k + clips_per_shard] for k in range(0, len(paths), clips_per_shard)]
+    _fill_shards("clips", tokenizer, groups, folder, encode, identify, threads, **common)
+
+
+def write_image_shards(
+    tokenizer: VideoTokenizer,
+    pictures: Sequence[Captioned],
+    folder: Path,
+    size_px: tuple[int, int],
+    threads: int = 2,
+) -> None:
+    """Encode pictures, fitted to a size, into the shards that do not exist yet.
+
+    Processes of one launch share the shards, and wait for all of them.
+    """
+
+    def encode(one: Captioned) -> tuple[Tensor, Tensor]:
+        frame = one.read()
+        if 2 * min(frame.shape[0] / size_px[0], frame.shape[1] / size_px[1]) < 1:
+            wanted, given = ("x".join(map(str, size)) for size in (size_px, frame.shape[:2]))
+            raise ValueError(
+                f"{one.where}: expected at least half of the model's {wanted} pixels, got {given}"
+            )
+        frames = tokenizer.fit_frames(frame[None], *size_px)
+        return tokenizer.encode(frames)[None].to(_dtype_of(tokenizer)), still
+
+    def identify(one: Captioned) -> tuple[str, str]:
+        return Path(one.where).name, one.content
+
+    still = torch.zeros(1, 1, dtype=torch.int16)
+    common = {"action_names": json.dumps(STILL.names), "cut": json.dumps([1, size_px])}
+    groups = [pictures[k : k + 256] for k in range(0, len(pictures), 256)]
+    _fill_shards("pictures", tokenizer, groups, folder, encode, identify, threads, **common)
+
+
+def _dtype_of(tokenizer: VideoTokenizer) -> torch.dtype:
+    return torch.int16 if tokenizer.codebook_size <= 2**15 else torch.int32
+
+
+def _fill_shards(
+    what: str,
+    tokenizer: VideoTokenizer,
+    groups: Sequence[Sequence[Item]],
+    folder: Path,
+    encode: Callable[[Item], tuple[Tensor, Tensor]],
+    identify: Callable[[Item], tuple[str, str]],
+    threads: int,
+    **common: str,
+) -> None:
+    """Write the shards, one for each group, that do not exist yet; check those that do.
+
+    Args:
+        encode: tokens and actions of an item.
+        identify: its name, and a fingerprint of its content.
+        common: metadata of all shards.
+    """
     shards = [folder / f"shard_{number:05d}.safetensors" for number in range(len(groups))]
+    count = sum(map(len, groups))
     if surplus := sorted(set(folder.glob("shard_*.safetensors")) - set(shards)):
-        raise ValueError(f"{surplus[0]}: not of these {len(paths)} clips, use another folder")
-    dtype = torch.int16 if tokenizer.codebook_size <= 2**15 else torch.int32
-    with progress("tokenizing clips", len(paths)) as job, one_thread_workers(threads) as pool:
-        for shard, group in zip(shards, groups, strict=True):
-            metadata = {
-                "clips": json.dumps([path.stem for path in group]),
-                "content": json.dumps([clip_fingerprint(path) for path in group]),
-                "codebook": codebook_fingerprint(tokenizer),
-                "codebook_size": str(tokenizer.codebook_size),
-                "compression": str(tokenizer.compression),
-                "cut": json.dumps([piece, size_px]),
-                "action_names": json.dumps(list(vocabulary.names)),
-                **({"vectors": json.dumps(asdict(vocabulary))} if is_vectors else {}),
-            }
-            if not shard.is_file():
+        raise ValueError(f"{surplus[0]}: not of these {count} {what}, use another folder")
+    common["codebook"] = codebook_fingerprint(tokenizer)
+    common |= {name: str(getattr(tokenizer, name)) for name in ("codebook_size", "compression")}
+    rank, processes = (int(os.environ.get(*one)) for one in (("RANK", 0), ("WORLD_SIZE", 1)))
+    with progress(f"tokenizing {what}", count) as job, one_thread_workers(threads) as pool:
+        for number, (shard, group) in enumerate(zip(shards, groups, strict=True)):
+            names, content = zip(*map(identify, group), strict=True)
+            metadata = common | {"clips": json.dumps(names), "content": json.dumps(content)}
+            if not shard.is_file() and number % processes == rank:
                 tokens, actions = zip(*pool.map(encode, group), strict=True)
                 write_text(folder / COUNT_NAME, f"{len(shards)}\n")
                 tensors = {"tokens": torch.cat(tokens), "actions": torch.cat(actions)}
                 write_bytes(shard, save(tensors, metadata))
-            elif _read_shard(shard)[1] != metadata:
+            elif shard.is_file() and _read_shard(shard)[1] != metadata:
                 raise ValueError(
-                    f"{shard}: made from other clips, actions or another tokenizer (or by an old "
+                    f"{shard}: made from other {what}, actions or another tokenizer (or by an old "
                     "version): delete it or use another folder"
                 )
             job.advance(len(group))
+    while not all(shard.is_file() for shard in shards):  # of the other processes
+        time.sleep(0.1)
 
 
-def codebook_fingerprint(tokenizer: VQTokenizer) -> str:
-    """Return a hex digest of a tokenizer's codes, independent of their dtype."""
-    codebook = tokenizer.codebook.detach().half().cpu().numpy().tobytes()
-    return hashlib.sha256(codebook).hexdigest()[:16]
+def codebook_fingerprint(tokenizer: Any) -> str:
+    """Return a hex digest of a tokenizer's codes, or of its weights, independent of their dtype."""
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a wrapper's
+    is_own = isinstance(tokenizer, VQTokenizer)
+    tensors = [tokenizer.codebook] if is_own else tokenizer.model.state_dict().values()
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().half().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def part_of(folder: Path, part: Literal["train", "heldout"]) -> Path:

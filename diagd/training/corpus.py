@@ -11,7 +11,7 @@ diagd tokenize --lerobot dataset --camera top --size 64x96 --out tokens
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, TypeVar
 
 from diagd.backends.devices import device_of
 from diagd.console import make_console, track
@@ -38,6 +38,7 @@ NUM_SCENES = 5
 SCENE_FRAMES = 4
 WALK_FRAMES = 16
 CRF = 4  # of H.264: start scenes should look as recorded
+Clip = TypeVar("Clip")
 Size = tuple[int, int] | None  # (height_px, width_px) to fit frames to; None: as stored
 
 
@@ -146,7 +147,7 @@ def advise(psnr: float, codes_used: float, patch: int) -> str | None:
     )
 
 
-def split_clips(clips: Sequence[Path], share: float) -> tuple[list[Path], list[Path]]:
+def split_clips(clips: Sequence[Clip], share: float) -> tuple[list[Clip], list[Clip]]:
     """Split clips into training and held-out clips.
 
     Every n-th clip by name is held out, so that the split is stable when clips are appended; of a
@@ -154,7 +155,8 @@ def split_clips(clips: Sequence[Path], share: float) -> tuple[list[Path], list[P
     """
     every = round(1 / share)
     held_out = list(clips[every - 1 :: every] or clips[1:][-1:])
-    return [path for path in clips if path not in held_out], held_out
+    apart = set(held_out)
+    return [clip for clip in clips if clip not in apart], held_out
 
 
 def piece_length(lengths: Sequence[int]) -> int:

@@ -32,7 +32,7 @@ from diagd.tokenizers.shards import TokenClips, part_of, read_shards
 from diagd.training.charts import plot_loss
 from diagd.training.mixture import MixtureLoss
 from diagd.training.options import RunOptions
-from diagd.training.sequences import draw_batch
+from diagd.training.sequences import Data, TokenImages, draw_batch
 from diagd.training.setup import choose_precision, make_optimizers
 
 NUM_VALIDATION_BATCHES = 8
@@ -43,15 +43,20 @@ Look = Callable[[], dict[str, Any]]  # measurements for the log
 Options = TypeVar("Options", bound=RunOptions)
 
 
-def read_clips(options: RunOptions) -> tuple[TokenClips, TokenClips | None]:
-    """Read the clips to train on, and those to validate on if there are any."""
+def check_out(options: RunOptions) -> None:
+    """Raise ValueError or FileNotFoundError unless --out holds a run or nothing, as asked."""
     if (options.out / CONFIG_FILE).is_file() and not (options.out / RUN_FILE).is_file():
         given = f"{options.out} holds a model without the state of its training"
         raise ValueError(f"{given}: choose another --out")
     if options.more_minutes is not None:
         require_file(options.out / RUN_FILE, "run to train for longer")
-    clips = read_shards(part_of(options.tokens, "train"))
-    beside = options.tokens / "heldout"
+
+
+def read_clips(options: RunOptions) -> tuple[TokenClips, TokenClips | None]:
+    """Read the clips to train on, and those to validate on if there are any."""
+    check_out(options)
+    clips = read_shards(part_of(options.token_folder, "train"))
+    beside = options.token_folder / "heldout"
     validation = options.validation or (beside if beside.is_dir() else None)
     held_out = read_shards(validation) if validation else None
     for name, data in (("tokens", clips), ("validation", held_out)):
@@ -85,7 +90,7 @@ class TrainingRun:
     def __init__(
         self,
         options: RunOptions,
-        clips: TokenClips,
+        clips: Data,
         model: Transformer,
         purpose: dict[str, object],
         write: Callable[[dict[str, Tensor]], None] | None = None,
@@ -100,7 +105,8 @@ class TrainingRun:
         self.settings["precision"] = precision = choose_precision(options.precision)
         accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
         self.accelerator, where = accelerator, (accelerator.device, accelerator.process_index)
-        self.loss = MixtureLoss(options, model.config, *where)
+        self.row_ends = isinstance(clips, TokenImages) and clips.row_ends
+        self.loss = MixtureLoss(options, model.config, *where, self.row_ends)
         self.is_compiled = self.loss.is_compiled
         optimizers = make_optimizers(model, options)
         if accelerator.is_fsdp2 and len(optimizers) > 1:  # accelerate would save only one of them
@@ -233,7 +239,7 @@ class TrainingRun:
         return torch.where(finite.to(value.device), value.detach(), torch.nan)
 
     @torch.no_grad()
-    def validate(self, held_out: TokenClips, options: RunOptions | None = None) -> dict[str, Any]:
+    def validate(self, held_out: Data, options: RunOptions | None = None) -> dict[str, Any]:
         """Return the mean held-out loss of the mixture, of each strategy and of raster.
 
         The mixture is that of `options`, if given.
@@ -244,7 +250,9 @@ class TrainingRun:
         found: dict[str, float] = {}
         options, of = options or self.options, self.loss
         if options is not self.options:
-            of = MixtureLoss(options, self.accelerator.unwrap_model(self.model).config, device)
+            of = MixtureLoss(
+                options, self.accelerator.unwrap_model(self.model).config, device, 0, self.row_ends
+            )
         for strategy, loss in of.losses.items():
             with self.accelerator.autocast():
                 losses = [loss(self.model, tokens) for tokens in batches]
@@ -301,7 +309,8 @@ class TrainingRun:
 
     def _write_world(self, weights: dict[str, Tensor]) -> None:
         save_model(self.accelerator.unwrap_model(self.model), self.options.out, weights)
-        self.clips.codec.save(self.options.out / "actions.json")
+        if isinstance(self.clips, TokenClips):
+            self.clips.codec.save(self.options.out / "actions.json")
 
     def _save_state(self) -> None:
         fresh, is_main = self.checkpoint / f"step_{self.step}", self.accelerator.is_main_process

@@ -4,8 +4,8 @@ The loss is the mean negative log-likelihood, in nats, of visual tokens; actions
 """
 
 from bisect import bisect
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from diagd.backends.native.trained_attention import mask_kernel
 from diagd.backends.replay import compile_or_refuse
-from diagd.decoding.schedule import SequenceLayout, TokenGrid, check_learnt
+from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid, check_learnt
 from diagd.decoding.strategies.table import Raster, Strategy
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.models.attention import Attend, attend, attend_in_blocks, mask_in_parts
@@ -108,6 +108,16 @@ def view_loss(
     return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
+class ImageLoss:
+    """The loss of images behind prompts: a `ViewLoss` for each length of these."""
+
+    def __init__(self, loss_of: Callable[[int], ViewLoss], num_tokens: int) -> None:
+        self._of, self._num_tokens = lru_cache(8)(loss_of), num_tokens
+
+    def __call__(self, model: nn.Module, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
+        return self._of(tokens.shape[1] - self._num_tokens)(model, tokens, fed)
+
+
 class Corruption(NamedTuple):
     """A rule to replace some of a step's input tokens.
 
@@ -163,27 +173,40 @@ class MixtureLoss:
     """
 
     def __init__(
-        self, options: RunOptions, config: ModelConfig, device: torch.device, process: int = 0
+        self,
+        options: RunOptions,
+        config: ModelConfig,
+        device: torch.device,
+        process: int = 0,
+        row_ends: bool = False,
     ) -> None:
         self.mixture, self.seed = options.mixture, options.seed
         share, kind, num_ids = options.corrupt, options.corrupt_with, config.image_vocab_size
         self.corruption = Corruption(share, kind, self.seed, num_ids, process) if share else None
         context_frames = max(1, options.context_frames)
-        grid = TokenGrid(options.frames - context_frames, config.grid_height, config.grid_width)
+        shape = config.grid_height, config.grid_width
+        grid = TokenGrid(options.frames - context_frames, *shape)
         layout = SequenceLayout(grid, 1, context_frames)
+        if is_image := options.is_of_images:
+            layout = SequenceLayout(grid := TokenGrid(1, *shape))
         # on a CPU that computes in float32 it is not faster (dev/LOG.md)
         pays = device.type == "cuda" or choose_precision(options.precision) == "bf16"
-        self.is_compiled, stand_in = options.compiles and pays, shape_of(config, device).stand_in
-        self.losses: dict[Strategy, ViewLoss] = {}
+        compiles = options.compiles and not is_image  # anew for each length of a prompt
+        self.is_compiled, stand_in = compiles and pays, shape_of(config, device).stand_in
+        learns = options.context_frames == 0
+
+        def loss_of(schedule: DiagonalSchedule, length: int = 0) -> ViewLoss:
+            view = teacher_view(schedule, layout, length, learns, options.window, row_ends)
+            return ViewLoss(view, device, self.is_compiled, config.sliding_window, stand_in)
+
+        self.losses: dict[Strategy, ViewLoss | ImageLoss] = {}
         for strategy in dict.fromkeys((*self.mixture, Raster())):  # raster for comparison
-            schedule, learns = strategy.schedule(grid), options.context_frames == 0
-            check_learnt(schedule, stand_in)
-            view = teacher_view(schedule, layout, learn_context=learns, window=options.window)
-            given = view, device, self.is_compiled, config.sliding_window, stand_in
-            self.losses[strategy] = ViewLoss(*given)
+            check_learnt(schedule := strategy.schedule(grid), stand_in)
+            of_length, size = partial(loss_of, schedule), grid.tokens_per_frame
+            self.losses[strategy] = ImageLoss(of_length, size) if is_image else of_length()
 
     def __call__(self, model: nn.Module, tokens: Tensor, step: int) -> Tensor:
         loss, fed = self.losses[draw_strategy(self.mixture, self.seed, step)], None
-        if self.corruption is not None:
+        if self.corruption is not None and isinstance(loss, ViewLoss):
             fed = self.corruption(model, tokens, step, loss)
         return loss(model, tokens, fed)

@@ -22,6 +22,8 @@ from diagd.families.presets import PRESETS, available_models
 from diagd.flags import Device, OutputFolder, RowLags
 
 OF_LEROBOT = ("camera", "vectors", "every", "bins")
+# of a run on clips, which images have not
+OF_CLIPS = ("frames", "context_frames", "hold", "window", "sliding_frames", "corrupt", "validation")
 TOKENIZER_MINUTES, WORLD_MINUTES = 5.0, 20.0  # default training times
 
 
@@ -163,7 +165,7 @@ def spell_mixture(weights: Mapping[Strategy, float]) -> str:
 class RunOptions:
     """Options of every training run."""
 
-    tokens: Path  # folder from diagd tokenize, or of token shards
+    tokens: Path | None  # folder from diagd tokenize, or of token shards
     out: OutputFolder  # checkpoint folder to write; a killed run resumes from here
     validation: Path | None = None  # folder of held-out token shards; default: those in --tokens
     frames: int = 8  # frames per training sequence
@@ -238,6 +240,16 @@ class RunOptions:
             raise ValueError(f"corrupt_with={self.corrupt_with} needs a --corrupt above 0")
 
     @property
+    def token_folder(self) -> Path:
+        """The folder of the tokens that are learned."""
+        assert self.tokens is not None
+        return self.tokens
+
+    @property
+    def is_of_images(self) -> bool:
+        return False
+
+    @property
     def seconds(self) -> float | None:
         """The maximum training time; None: no limit."""
         minutes = (self.minutes or 0) + (self.more_minutes or 0)
@@ -304,6 +316,7 @@ class TrainOptions(RunOptions):
     Without --steps it trains for 20 minutes, and sizes the model to that time.
     """
 
+    tokens: Path  # folder from diagd tokenize, or of token shards
     # preset, such as mc-ar-128x3, mc-ar-320x6, mc-ar-42m; default: sized to the training time
     model: str | None = None
     init: str | None = None  # checkpoint folder with the initial weights; default: random ones
@@ -329,7 +342,17 @@ class TrainOptions(RunOptions):
 class FinetuneOptions(RunOptions):
     """Finetune a model for diagonal decoding; the result is a model folder for `generate`."""
 
-    init: str  # model to finetune: doom, or a checkpoint folder
+    # model to finetune: doom, or a checkpoint folder
+    init: Annotated[str, tyro.conf.arg(aliases=["--model"])]
+    # folder from diagd tokenize, or of token shards; with --images that of their tokens, by default
+    # NAME-tokens beside them
+    tokens: Path | None = None
+    # folder of pictures for an image model, with texts in NAME.txt, metadata.jsonl or *.parquet; a
+    # class is its folder's name or a label
+    images: Path | None = None
+    # share of the images learned without their text or class; default: 0.1, LlamaGen's, for a model
+    # with guidance, else 0
+    drop: float | None = None
     # strategies drawn for each step, with weights: raster k=1:2 k=1,d=14; one model learns all
     strategy: tuple[str, ...] = ("raster", "k=1", "k=2")
     context_frames: int = 1  # frames at the start, in raster order, that are not learned
@@ -351,6 +374,33 @@ class FinetuneOptions(RunOptions):
             raise ValueError("int8 needs frozen weights: give --lora or --stand-in")
         if self.stand_in and not any(isinstance(one, Diagonal) for one in self.mixture):
             raise ValueError("stand_in needs diagonals among the strategies, such as k=1")
+        if self.tokens is None and self.images is None:
+            raise ValueError("give --tokens, or --images for an image model")
+        if self.images is None and self.drop is not None:
+            raise ValueError("drop is only for --images")
+        given = [name for name in OF_CLIPS if getattr(self, name) != getattr(type(self), name)]
+        if self.images is not None and given:
+            raise ValueError(f"{given[0]} is for clips: leave it out with images")
+        check_values(self, ("drop", self.drop is None or 0 <= self.drop < 1, "in [0, 1)"))
+
+    @property
+    def token_folder(self) -> Path:
+        """The folder of the tokens that are learned."""
+        beside = self.images and self.images.resolve()
+        folder = self.tokens or (beside and beside.with_name(f"{beside.name}-tokens"))
+        assert folder is not None
+        return folder
+
+    @property
+    def is_of_images(self) -> bool:
+        return self.images is not None
+
+    @property
+    def frames_held(self) -> int:
+        return 1 if self.images else super().frames_held
+
+    def length_of(self, clips: Any) -> int:
+        return clips.length if self.images else super().length_of(clips)
 
     @property
     def is_adapter(self) -> bool:
@@ -366,8 +416,12 @@ class FinetuneOptions(RunOptions):
         }
 
     def purpose(self) -> dict[str, object]:
-        adapter = {name: getattr(self, name) for name in ("lora", "stand_in", "int8")}
-        given = {name: value for name, value in adapter.items() if value}
+        own = ("lora", "stand_in", "int8", "drop")
+        given = {
+            name: getattr(self, name) for name in own if getattr(self, name) not in (None, False)
+        }
+        if self.is_of_images:
+            return {"init": self.init, **given, "strategies": spell_mixture(self.mixture)}
         return {"init": self.init, **given, **super().purpose()}
 
 

@@ -12,15 +12,17 @@ diagd train --tokens tokens --out world --minutes 20
 diagd train --tokens tokens/train --validation tokens/heldout --out world
 diagd finetune --init doom --tokens tokens/train --out doom-any
 diagd finetune --init doom --tokens tokens --out doom-k1 --strategy "k=1"
+diagd finetune --init Janus-Pro-1B --images pictures --out janus-k1
 """
 
 import math
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from time import monotonic
@@ -50,16 +52,18 @@ from diagd.families.presets import WORLD_SIZES
 from diagd.files import naming, read_json_lines, read_json_object, save_figure, write_json
 from diagd.models.transformer import Transformer, num_parameters
 from diagd.pipeline.prompts import prompt_tokens
+from diagd.pipeline.world_folder import save_parts
 from diagd.tokenizers.shards import TokenClips
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from diagd.training import setup
 from diagd.training.adapters import AdapterFolder, attach
 from diagd.training.corpus import copy_parts
-from diagd.training.loop import Look, TrainingRun, decide_precision, read_clips
+from diagd.training.images import read_images
+from diagd.training.loop import Look, TrainingRun, check_out, decide_precision, read_clips
 from diagd.training.memory import plan_memory
 from diagd.training.mixture import MixtureLoss
 from diagd.training.options import FinetuneOptions, RunOptions, TrainOptions
-from diagd.training.sequences import draw_batch, windows
+from diagd.training.sequences import Data, TokenImages, draw_batch, windows
 
 DEFAULT_MODEL = "mc-ar-doom"  # for a given number of steps, with no time to size a model to
 TOKENS_A_WEIGHT = 3.0
@@ -94,7 +98,8 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
     model = setup.start_model(config, options.seed, options.init)
     if options.init is not None:
         setup.check_tokenizer(options.init, clips)
-    return _train("train", options, clips, held_out, model, options.tokens, told)
+    copy = partial(copy_parts, options.tokens)
+    return _train("train", options, clips, held_out, model, copy, told)
 
 
 def finetune(options: FinetuneOptions) -> dict[str, Any]:
@@ -102,16 +107,18 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
     if options.lora:
         require("--lora", "peft")
     refuse_adapter("init", options.init)
-    clips, held_out = read_clips(options := decide_precision(options))
+    check_out(options := decide_precision(options))
     found = find_model(options.init)
+    clips, held_out = read_images(options, found) if options.images else read_clips(options)
     sizes = options.batch_of(clips), options.length_of(clips)
     options, memory = plan_memory(found.config, options, *sizes)
     is_rounded = options.is_adapter and options.precision == "bf16"
     stored = {weight.dtype for weight in found.weights.values()}
     dtype = torch.bfloat16 if is_rounded and stored == {torch.bfloat16} else torch.float32
-    found = replace(found, config=setup.slide(found.config, options.sliding_frames))
-    model = build_model(found, "cpu", dtype)
-    setup.check_fit(options.init, model.config, clips)
+    slid = replace(found, config=setup.slide(found.config, options.sliding_frames))
+    model = build_model(slid, "cpu", dtype)
+    if isinstance(clips, TokenClips):
+        setup.check_fit(options.init, model.config, clips)
     held, max_frames = options.frames_held, model.config.frames_held
     if options.window is not None and not model.relative_positions:
         raise ValueError(
@@ -124,31 +131,35 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
             f"{name} must be at most {max_frames}, the context of {options.init}, got {held}; "
             f"with --window {max_frames} there may be more frames"
         )
-    folder, parts = None, model_path(options.init)
+    folder, parts = None, partial(copy_parts, model_path(options.init))
+    told = f"{memory}; time: known after the first steps"
+    if isinstance(clips, TokenImages):
+        parts = partial(save_parts, found)
+        shown = f"{len(clips.tokens)} pictures, {clips.drop:.0%} of the time without what they show"
+        told = f"{shown}\n{told}"
     model.model.recomputes = bool(options.recompute)
     if options.is_adapter:
         attach(model, options, torch.bfloat16 if is_rounded else torch.float32)
         folder = AdapterFolder(options, weights_sha256(found.weights))
-    told = f"{memory}; time: known after the first steps"
     return _train("finetune", options, clips, held_out, model, parts, told, folder)
 
 
 def _train(
     command: str,
     options: RunOptions,
-    clips: TokenClips,
-    held_out: TokenClips | None,
+    clips: Data,
+    held_out: Data | None,
     model: Transformer,
-    parts: Path,
+    write_parts: Callable[[Path], object],
     plan: str = "",
     adapter: AdapterFolder | None = None,
 ) -> dict[str, Any]:
     """Train from the start, or from the latest checkpoint, to the end; report the losses.
 
-    The folder becomes a world, with the `parts` from another folder, or that of the `adapter`, and
-    a record of the run in COMMAND.json. The plan is printed at the start.
+    The folder becomes a world, with the parts of another one, or that of the `adapter`, and a
+    record of the run in COMMAND.json. The plan is printed at the start.
     """
-    purpose, folder, tokens = options.purpose(), options.out, options.tokens
+    purpose, folder, tokens = options.purpose(), options.out, options.token_folder
     base = {} if adapter is None else {"base": adapter.base_sha256}
     run = TrainingRun(options, clips, model, {command: purpose, **base}, adapter)
     if adapter is not None and held_out is not None:
@@ -158,12 +169,15 @@ def _train(
     if is_main:
         # later the user may have changed them, such as by `tune --make-default`
         if adapter is None and not run.step:
-            copy_parts(parts, folder)
+            write_parts(folder)
         write_json(folder / f"{command}.json", {**purpose, "options": asdict(options)})
     console = make_console(is_main)
     if introduction := _state_of(run, command) if run.step else plan:
         console.print(introduction)
-    run.train(_look(run, held_out, console) if held_out and command == "train" else None)
+    look = None
+    if isinstance(held_out, TokenClips) and command == "train":
+        look = _look(run, held_out, console)
+    run.train(look)
     prices = {} if held_out is None else run.validate(held_out)
     if is_main:
         _warn_of_clips_learnt_by_heart(run.log_file, console)
@@ -171,7 +185,10 @@ def _train(
             adapter.describe(prices.get("validation_loss_by_strategy"))
     if adapter is not None:
         world = f"--model {quote(adapter.options.init)} --adapter {quote(str(folder))}"
-        console.print(f"next: diagd play {world}, or diagd generate {world}")
+        plays = "" if options.is_of_images else f"diagd play {world}, or "
+        console.print(f"next: {plays}diagd generate {world}")
+    elif options.is_of_images:
+        console.print(f"next: diagd generate --model {quote(str(folder))}")
     elif (folder / TOKENIZER_FOLDER).is_dir():
         world = quote(str(folder))
         console.print(
@@ -201,7 +218,7 @@ def _state_of(run: TrainingRun, command: str) -> str:
 
 def _look(run: TrainingRun, held_out: TokenClips, console: Console) -> Look:
     """Measure the held-out loss, and draw a strip if there is a tokenizer and one process."""
-    strip, folder, out = None, run.options.tokens / TOKENIZER_FOLDER, run.options.out
+    strip, folder, out = None, run.options.token_folder / TOKENIZER_FOLDER, run.options.out
     if folder.is_dir() and run.accelerator.num_processes == 1:
         tokenizer = VQTokenizer.from_pretrained(folder)
         strip = DreamStrip(out, held_out, tokenizer, run.options.frames)

@@ -27,7 +27,9 @@ def model(tmp_path):
 
 def loss_of(options, model, strategy: str = "k=1") -> ViewLoss:
     run = options(strategy=(strategy,), context_frames=1)
-    return next(iter(MixtureLoss(run, model.config, CPU).losses.values()))
+    loss = next(iter(MixtureLoss(run, model.config, CPU).losses.values()))
+    assert isinstance(loss, ViewLoss)
+    return loss
 
 
 def fed_by(corruption: Corruption, loss: ViewLoss, model, tokens: Tensor, step: int) -> Tensor:

@@ -16,12 +16,15 @@ from accelerate.state import AcceleratorState
 from torch import distributed
 from torch.distributed.fsdp import FSDPModule
 
+from diagd.data.video import write_image
 from diagd.training.loop import TrainingRun
-from diagd.training.train import pretrain
+from diagd.training.options import FinetuneOptions
+from diagd.training.train import finetune, pretrain
+from tests.families.llamagen.folders import write_llamagen
 from tests.processes import kill
 from tests.training import sharded
 from tests.training.runs import assert_same_run, log_of, run_killed, weights_of
-from tests.worlds import clips_of, write_shard, write_shard_model
+from tests.worlds import clips_of, smooth_frames, write_shard, write_shard_model
 
 RECIPE = Path(__file__).parents[2] / "runs" / "fsdp.yaml"
 
@@ -76,6 +79,23 @@ def test_a_sharded_model_trains_as_a_whole_one_does_over_a_kill(options, shard, 
     assert parts == [[True] * 3] * (whole.steps + 1)  # that which was killed, twice
     assert_same_run(killed.out, whole.out)
     assert any((killed.out / "training").glob("*/pytorch_model_fsdp_0"))
+
+
+def test_images_are_learnt_by_a_sharded_model(shard, parts, tmp_path):
+    model = write_llamagen(tmp_path / "model")
+    folder = tmp_path / "pictures" / "7"
+    folder.mkdir(parents=True)
+    for number in range(3):
+        write_image(folder / f"{number}.png", smooth_frames(1, 32, 40, seed=number)[0])
+    quick = {"steps": 4, "batch_size": 2, "compile": False, "precision": "no", "optimizer": "adamw"}
+    quick |= {"init": str(model), "images": folder.parent, "log_every": 1}
+    whole, split = (FinetuneOptions(out=tmp_path / name, **quick) for name in ("whole", "split"))
+    report = finetune(whole)
+    shard()
+    parts.clear()
+    assert finetune(split) == report
+    assert all(is_sharded[0] for is_sharded in parts)
+    assert_same_run(split.out, whole.out)
 
 
 def test_a_gradient_that_is_not_finite_is_seen_in_a_sharded_model(options, shard, monkeypatch):
