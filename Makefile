@@ -44,7 +44,7 @@ gpu-report:
 # our Triton kernels without a GPU: values on Triton's interpreter, machine code for four GPU
 # architectures. Slow; needs Triton (`pip install triton` in a separate environment)
 test-triton:
-	TRITON_INTERPRET=1 pytest tests/backends/triton tests/gpu/test_triton.py
+	TRITON_INTERPRET=1 pytest tests/backends/triton tests/gpu/test_triton.py -m "not gpu and not slow"
 
 test-slow:
 	pytest -m slow

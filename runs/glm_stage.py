@@ -10,9 +10,9 @@ stands for all of their tokens; k=1 and k=2 write both grids. How many tokens a 
 decoding writes depends on the weights: random ones are the hardest to draft.
 
     python -m runs.glm_stage --out docs/results/hybrid/glm_stage.json
+    python -m runs.glm_stage --device cuda --their-dtypes bfloat16
 """
 
-import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,11 +22,14 @@ import tyro
 from torch import Tensor
 from transformers import GlmImageConfig, GlmImageForConditionalGeneration
 
-from diagd.backends.devices import device_of
+from diagd.backends.devices import device_of, dtype_of
+from diagd.backends.names import Backend
 from diagd.backends.native.model import NativeModel
 from diagd.backends.native.weights import NativeDType
+from diagd.backends.prepare import prepare
 from diagd.console import make_console, print_records, waiting
-from diagd.decoding.generate_tokens import generate_grids
+from diagd.decoding.generate_tokens import generate_grids, synchronized_time
+from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import FrameFormat
 from diagd.families.family import Source
@@ -49,7 +52,9 @@ class Options:
     out: Path = Path("glm_stage.json")
     model: str = "glm-image-9b"  # preset
     layers: int = 40  # fewer where memory is short; the file says how many
-    dtype: NativeDType = "int8"  # of our decoder
+    device: str = "cpu"  # or cuda
+    backend: Backend = "auto"  # of our decoder, on a GPU; on a CPU our kernels
+    dtype: NativeDType | None = None  # of our decoder; default: int8 on a CPU, bfloat16 on a GPU
     their_dtypes: tuple[Literal["bfloat16", "float32"], ...] = ("bfloat16", "float32")
     size_px: tuple[int, int] = (1024, 1024)  # height and width
     sample_rows: int = 1  # of a preview, by raster and exact decoding
@@ -99,20 +104,26 @@ def draw_weights(config: GlmImageConfig) -> dict[str, Tensor]:
     return weights
 
 
-def theirs_of(config: GlmImageConfig, weights: dict[str, Tensor], dtype: torch.dtype) -> Any:
-    """Build transformers' class around weights, in another type if need be."""
+def theirs_of(config: GlmImageConfig, weights: dict[str, Tensor], *to: Any) -> Any:
+    """Build transformers' class around weights, of a device and type."""
     with torch.device("meta"):
         model: Any = GlmImageForConditionalGeneration(config)
-    cast = {weight.data_ptr(): weight.to(dtype) for weight in weights.values()}
+    cast = {weight.data_ptr(): weight.to(*to) for weight in weights.values()}
     own = {name: cast[weight.data_ptr()] for name, weight in weights.items()}
     model.load_state_dict(own, assign=True)
     language = model.model.language_model
-    language.rotary_emb = type(language.rotary_emb)(config.text_config)
+    language.rotary_emb = type(language.rotary_emb)(config.text_config).to(to[0])
     return model.eval()
 
 
-def ours_of(config: GlmImageConfig, weights: dict[str, Tensor], dtype: NativeDType) -> NativeModel:
-    """Convert one layer, and pack as many copies as there are layers."""
+def ours_of(
+    config: GlmImageConfig,
+    weights: dict[str, Tensor],
+    device: torch.device,
+    dtype: NativeDType,
+    backend: Backend,
+) -> CausalModel:
+    """Convert one layer; as many copies as there are layers are packed, or put on a GPU."""
     first = {name: one for name, one in weights.items() if LAYERS not in name or FIRST in name}
     assert GLM_IMAGE.convert is not None
     shape, found = GLM_IMAGE.convert(Source(first, side=config.to_dict()))
@@ -127,7 +138,9 @@ def ours_of(config: GlmImageConfig, weights: dict[str, Tensor], dtype: NativeDTy
     model.load_state_dict(
         {name: found[of.get(name, name)] for name in model.state_dict()}, assign=True
     )
-    return NativeModel(model, dtype)
+    if device.type == "cpu":
+        return NativeModel(model, dtype)
+    return prepare(model.to(device, dtype_of(dtype)), backend, dtype == "int8")[0]
 
 
 def time_theirs(model: Any, prompt: Tensor, grids: list[FrameFormat], steps: int) -> float:
@@ -138,10 +151,10 @@ def time_theirs(model: Any, prompt: Tensor, grids: list[FrameFormat], steps: int
     drawn = {"do_sample": True, "temperature": 0.9, "top_p": 0.75, "top_k": 0}
 
     def write(count: int) -> float:
-        started = time.perf_counter()
+        started = synchronized_time(model.device)
         told = {"image_grid_thw": sizes, "suppress_tokens": others, **drawn}
         model.generate(prompt[None], max_new_tokens=count, **told)
-        return time.perf_counter() - started
+        return synchronized_time(model.device) - started
 
     write(2)  # warm-up
     before = write(1)
@@ -150,6 +163,8 @@ def time_theirs(model: Any, prompt: Tensor, grids: list[FrameFormat], steps: int
 
 def main(options: Options) -> None:
     """Time all, one after the other, and print and write the table."""
+    device = device_of(options.device)  # or an error before work begins
+    our_dtype = options.dtype or ("int8" if device.type == "cpu" else "bfloat16")
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     shape = replace(PRESETS[options.model], num_layers=options.layers)
@@ -164,16 +179,17 @@ def main(options: Options) -> None:
         weights = draw_weights(config)
     for dtype in options.their_dtypes:
         with waiting(f"{THEIRS}, {dtype}"):
-            theirs = theirs_of(config, weights, getattr(torch, dtype))
-            seconds = time_theirs(theirs, prompt, grids, options.their_steps)
+            theirs = theirs_of(config, weights, device, getattr(torch, dtype))
+            seconds = time_theirs(theirs, prompt.to(device), grids, options.their_steps)
             del theirs
         row = {"steps": num_tokens, "seconds": num_tokens * seconds, "a_step": seconds}
         rows.append({"name": THEIRS, "dtype": dtype, "sampled_steps": options.their_steps, **row})
     with waiting(f"packing {options.layers} layers"):
-        model = ours_of(config, weights, options.dtype)
+        model = ours_of(config, weights, device, our_dtype, options.backend)
         del weights
     sampling = SamplingOptions(0.9, top_p=0.75, valid_range=(0, codes))
     written = dict[str, Tensor]()
+    prompt = prompt.to(device)
     generate_grids(model, [prompt], [[FrameFormat(1, 2)]], "raster", sampling)  # warm-up
     for name in ("raster", "exact", "k=1", "k=2"):
         formats = sample if name in ("raster", "exact") else grids
@@ -187,7 +203,7 @@ def main(options: Options) -> None:
             "a_step": stats.seconds / stats.num_steps,
             "sampled_steps": stats.num_steps if share > 1 else None,
         }
-        rows.append({"name": f"diagd, {name}", "dtype": options.dtype, **row})
+        rows.append({"name": f"diagd, {name}", "dtype": our_dtype, **row})
     for row in rows:
         row["over_transformers"] = rows[0]["seconds"] / row["seconds"]
     columns = {
@@ -206,7 +222,7 @@ def main(options: Options) -> None:
         "options": asdict(options),
         "rows": rows,
         "exact_equals_raster": torch.equal(written["raster"], written["exact"]),
-        **provenance(device_of("cpu")),
+        **provenance(device),
     }
     write_json(options.out, found)
 

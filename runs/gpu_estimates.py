@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import tyro
 
 from diagd.benchmark.bench import CACHE_BYTES
-from diagd.benchmark.steps import Ceilings, StepTimes, bytes_read, flops
+from diagd.benchmark.steps import Ceilings, StepTimes, bytes_read, flops, slot_bytes
 from diagd.decoding.schedule import SequenceLayout, TokenGrid, make_plan
 from diagd.decoding.strategies.table import Diagonal, Raster, Strategy
 from diagd.families.presets import PRESETS
 from diagd.files import write_json, write_text
 from diagd.models.config import ModelConfig
+from diagd.models.transformer import num_parameters
 from runs.gpu_report import ROOT, VIDEOS, table, wrapped
 
 # NVIDIA's data sheets: memory bandwidth, bfloat16 without sparsity; SXM modules, the A100 of 80 GB
@@ -33,8 +34,14 @@ GPUS = {
     "H200": Ceilings(4.8e12, 989e12),
     "RTX 4090": Ceilings(1.008e12, 165e12),
 }
-# of the captured step that torch.compile has fused; tests/backends/triton/test_fused.py bounds them
-MOST_LAUNCHES = {"mc-ar-300m": 230, "wham-1.6b": 250, "cosmos-4b": 250}
+# of a captured step by our kernels; tests/backends/triton/test_compiled.py bounds them
+MOST_LAUNCHES = {"mc-ar-300m": 104, "mc-ar-doom": 34, "wham-1.6b": 124, "cosmos-4b": 84}
+MEMORY = (  # of what the page counts the bytes
+    *("mc-ar-doom", "mc-ar-300m", "mc-ar-1.2b", "wham-1.6b", "cosmos-4b", "cosmos-12b"),
+    *("janus-pro-1b", "janus-pro-7b", "chameleon-7b", "emu3", "glm-image-9b", "emu3.5"),
+)
+
+MOST_SLOTS = 16384
 
 
 class Assumption(NamedTuple):
@@ -154,7 +161,8 @@ def over_raster(raster: list[float], own: list[float]) -> Range:
 
 def estimate(model: str) -> list[dict[str, Any]]:
     """Estimate the strategies of a model on every GPU."""
-    config, launches, (frames, context_frames) = PRESETS[model], MOST_LAUNCHES[model], VIDEOS[model]
+    config, launches = PRESETS[model], MOST_LAUNCHES[model]
+    frames, context_frames = VIDEOS.get(model, (2, 1))
     rows = []
     todo = {one.name: work(config, one, frames, context_frames) for one in strategies_of(model)}
     for gpu, machine in GPUS.items():
@@ -181,9 +189,8 @@ def page(rows: list[dict[str, Any]]) -> list[str]:
     """Return the lines of the page."""
     lines = ["# Estimates for GPUs, nothing here is measured", ""]
     lines += wrapped(
-        "Made by `runs/gpu_estimates.py`: frames a second of a captured step that is fused by "
-        "`torch.compile` and has our Triton kernels in it (`compiled-graph`). Weights and "
-        "cache in bfloat16, one video at a time. Pixels and prompts are left out."
+        "Made by `runs/gpu_estimates.py`: frames a second of captured steps by our Triton kernels. "
+        "Weights and cache in bfloat16, one video at a time. Pixels and prompts are left out."
     )
     lines += ["", *table_of(rows, "frames_per_second_estimate", "frames/s, estimate")]
     diagonal = [row for row in rows if row["strategy"] != "raster"]
@@ -196,6 +203,7 @@ def page(rows: list[dict[str, Any]]) -> list[str]:
         for name, gpu in GPUS.items()
     ]
     lines += table(["GPU", "memory, GB/s", "dense bfloat16, TFLOP/s"], sheets)
+    lines += ["", *memory_lines()]
     lines += ["", "Assumed; a range covers all combinations:", ""]
     texts = {
         "share of the memory's bandwidth reached": "bandwidth_share",
@@ -205,6 +213,25 @@ def page(rows: list[dict[str, Any]]) -> list[str]:
     }
     ends = [[text, getattr(BEST, name), getattr(WORST, name)] for text, name in texts.items()]
     return [*lines, *table(["assumption", "best", "worst"], ends)]
+
+
+def memory_lines() -> list[str]:
+    """Return the table of bytes on a card, counted from shapes."""
+    rows = []
+    for model in MEMORY:
+        config = PRESETS[model]
+        slots = min(config.max_positions, MOST_SLOTS)
+        weights, cache = num_parameters(config), slot_bytes(config, 2) * slots
+        gigabytes = [size / 2**30 for size in (2 * weights, weights, cache)]
+        rows.append([model, *(f"{size:.2f}" for size in gigabytes), slots])
+    header = ["model", "bfloat16, GiB", "int8, GiB", "cache, GiB", "slots"]
+    text = (
+        "Memory, counted: weights, and the cache of one sequence of so many slots, its full "
+        f"context up to {MOST_SLOTS}. Each further sequence needs a cache, a guided one two. In "
+        "int8, tables of embeddings stay in bfloat16, which is left out. Beside them, torch and "
+        "graphs take some hundreds of MiB."
+    )
+    return [*wrapped(text), "", *table(header, rows)]
 
 
 def table_of(rows: list[dict[str, Any]], name: str, title: str) -> list[str]:

@@ -6,9 +6,10 @@
 
 Without a CUDA device it ends at once, with exit code 2; 1 says that some piece failed.
 
-Writes REPORT.md and the lines it is made of, pieces.jsonl, anew after every piece. A piece is a
-process of its own and takes minutes: one that fails is told in a line and stops no other. What is
-done stays when the script is killed; the next run goes on there, and tries again what failed.
+Writes REPORT.md and the lines it is made of, pieces.jsonl, anew after every piece, those that tell
+most first. A piece is a process of its own and takes a minute or two: one that fails is told in a
+line and stops no other. When time is over, or the script is killed, what is done stays; the next
+run goes on there, and tries again what failed.
 """
 
 import json
@@ -18,7 +19,7 @@ import sys
 import textwrap
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,12 +48,30 @@ WIDTH = 80
 SAMPLED_STEPS = 300  # of a run, evenly spread, where a frame has more than 1,000 tokens
 LEAST_BESIDE = 2**30  # bytes that a model needs beside weights and cache, at the very least
 
-Rows = Literal["triton", "cuda-graph", "compiled-graph", "exact"]
+Rows = Literal["triton", "int8", "cuda-graph", "hf", "exact", "compiled-graph"]
 ROWS: dict[Rows, str] = {  # of `diagd bench`, beside raster
-    "triton": "--backend triton --row-lag 1 2 --strategy k=1,d={height}",
-    "cuda-graph": "--backend cuda-graph --row-lag 1 2 --strategy k=1,d={height}",
-    "compiled-graph": "--backend compiled-graph --row-lag 1 --strategy k=1,d={height}",
-    "exact": "--row-lag 1 --strategy exact",
+    "triton": "--backend triton --row-lag 1 2 --strategy k=1,d={height} --dtype auto",
+    "int8": "--backend triton --row-lag 1 --dtype int8",
+    "cuda-graph": "--backend cuda-graph --row-lag 1 --strategy k=1,d={height} --dtype auto",
+    "hf": "--row-lag 1 --baseline hf --repeats 1 --dtype auto",
+    "exact": "--row-lag 1 --strategy exact --dtype auto",
+    "compiled-graph": "--backend compiled-graph --row-lag 1 --dtype auto",
+}
+# of `runs.players`: many at once, guided images, the first stage of hybrid models
+_IMAGE = "--frames 1 --context-frames 0 --repeats 1"
+_SAMPLE = f"{_IMAGE} --steps 200 --strategies raster k=1 k=2 --sequences 1"
+SHARED: dict[str, str] = {
+    "players of mc-ar-300m": "--model mc-ar-300m --sequences 1 8 32 64",
+    "players of doom": "--model mc-ar-doom --sequences 1 8 32 64",
+    "janus-pro-1b, guided": f"--model janus-pro-1b --guidance 5 --sequences 1 16 {_IMAGE}",
+    "emu3, guided": f"--model emu3 --guidance 3 {_SAMPLE}",
+    "stage of glm-image-9b": f"--model glm-image-9b {_SAMPLE}",
+    "stage of emu3.5": f"--model emu3.5 --guidance 5 {_SAMPLE}",
+}
+WRITTEN: dict[str, str] = {  # of scripts that write a file
+    "clients of serve": "runs.serve_load --parts closed --clients 1 16 --strategies k=1 "
+    "--grid 24x24 --out {folder}",
+    "glm-image-9b, hf": "runs.glm_stage --their-dtypes bfloat16 --out {folder}/stage.json",
 }
 VIDEOS = {  # frames to generate and frames to go on from; other models: bench's defaults
     "mc-ar-300m": (4, 1),
@@ -87,10 +106,16 @@ class Options:
 
     out: Path = ROOT / "docs/results/gpu"  # folder for REPORT.md and pieces.jsonl
     device: str = "cuda"  # cuda, cuda:1; with cpu, the script can be rehearsed
-    models: tuple[str, ...] = ("mc-ar-300m", "wham-1.6b", "cosmos-4b")  # as in `diagd bench`
+    # as in `diagd bench`
+    models: tuple[str, ...] = ("mc-ar-300m", "doom", "cosmos-4b", "wham-1.6b")
     rows: tuple[Rows, ...] = get_args(Rows)  # a piece for each of every model
-    tests: str = "tests"  # a file or folder: those marked gpu run; with "" none
-    minutes: float = 30.0  # a piece that takes longer is stopped
+    shared: tuple[str, ...] = (
+        *SHARED,
+        *WRITTEN,
+    )  # steps that many share, and other kinds of models
+    tests: str = "tests/gpu"  # a file or folder: those marked gpu run; with "" none
+    minutes: float = 3.0  # a piece that takes longer is stopped
+    total_minutes: float = 12.0  # no piece is begun later
 
 
 class Piece(NamedTuple):
@@ -116,23 +141,41 @@ def main(options: Options) -> bool:
         ValueError: no such device or model, or pieces that another machine or commit measured.
         OSError: the report cannot be written.
     """
-    sizes = {model: config_of(model) for model in options.models}
     facts = machine(options.device)
-    todo = {"tests": Piece(partial(run_tests, options))} if options.tests else {}
-    for model, config in sizes.items():
-        reason = why_too_large(config, facts)
-        for rows in options.rows:
-            todo[f"{model}, {rows}"] = Piece(partial(bench, options, model, rows), reason)
+    todo = pieces(options, facts)
+    ends = time.monotonic() + 60 * options.total_minutes
     with only_writer(options.out):
         done = measured_before(options.out / "pieces.jsonl", facts)
         write(options.out, done)
         for number, (name, piece) in enumerate(todo.items(), start=1):
             if "document" not in done.get(name, {}):
                 print(f"{number} of {len(todo)}: {name}", flush=True)
-                done[name] = piece.outcome()
+                is_late = time.monotonic() > ends
+                done[name] = {"skipped": "time was over"} if is_late else piece.outcome()
                 write(options.out, done)
     print(f"wrote {options.out / 'REPORT.md'}; its last lines say how to send it")
     return not any("failed" in done[name] for name in todo)
+
+
+def pieces(options: Options, facts: dict[str, Any]) -> dict[str, Piece]:
+    """Return what to measure, by name, those that tell most first.
+
+    Raises:
+        OSError: no such model.
+    """
+    sizes = {model: config_of(model) for model in options.models}
+    todo = {"tests": Piece(partial(run_tests, options))} if options.tests else {}
+    players = {name: Piece(partial(share, options, name)) for name in options.shared}
+    for rows in options.rows:
+        for model, config in sizes.items():
+            reason = why_too_large(config, facts)
+            if rows == "hf" and not config.is_llama:
+                reason = "Hugging Face has no model like it"
+            todo[f"{model}, {rows}"] = Piece(partial(bench, options, model, rows), reason)
+        if rows == "int8":
+            todo |= players
+    todo |= players  # where they have no place yet
+    return todo
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -191,19 +234,47 @@ def bench(options: Options, model: str, rows: Rows) -> dict[str, Any]:
     Raises:
         OSError: it fails; says why in a line.
     """
-    config, flags = config_of(model), ["--model", model, "--random-weights", "--baseline", "none"]
+    config, flags = config_of(model), ["--model", model, "--random-weights"]
+    flags += [] if rows == "hf" else ["--baseline", "none"]
     flags += ROWS[rows].format(height=config.grid_height).split()
     if model in VIDEOS:
         frames, context_frames = VIDEOS[model]
+        frames = 1 if rows == "hf" else frames
         flags += ["--grid", f"{frames}x{config.grid_height}x{config.grid_width}"]
         flags += ["--context-frames", str(context_frames)]
-    if config.tokens_per_frame > 1000 and rows != "exact":  # raster order would take minutes
+    if config.tokens_per_frame > 1000 and rows not in (
+        "exact",
+        "hf",
+    ):  # raster order would take minutes
         flags += ["--steps", str(SAMPLED_STEPS)]
-    flags += ["--device", options.device, "--dtype", "auto", "--json"]
-    done = run_python(options, ["-m", "diagd", "bench", *flags])
+    return document_of(options, "diagd", ["bench", *flags, "--json"])
+
+
+def share(options: Options, name: str) -> dict[str, Any]:
+    """Time what is in SHARED or WRITTEN; returns the document of the script.
+
+    Raises:
+        OSError: it fails; says why in a line.
+    """
+    if name in SHARED:
+        return document_of(options, "runs.players", SHARED[name].split())
+    with TemporaryDirectory() as folder:
+        module, *flags = WRITTEN[name].format(folder=folder).split()
+        run_module(options, module, flags)
+        return json.loads(next(Path(folder).glob("*.json")).read_text())
+
+
+def document_of(options: Options, module: str, flags: Sequence[str]) -> dict[str, Any]:
+    """Run a module on the device; returns the document that it prints."""
+    return json.loads(run_module(options, module, flags))
+
+
+def run_module(options: Options, module: str, flags: Sequence[str]) -> str:
+    """Run a module on the device; returns what it prints."""
+    done = run_python(options, ["-m", module, *flags, "--device", options.device], ROOT)
     if done.returncode:
         raise OSError(reason_of(done))
-    return json.loads(done.stdout)
+    return done.stdout
 
 
 def run_tests(options: Options) -> dict[str, Any]:
@@ -277,9 +348,19 @@ def report(pieces: dict[str, dict[str, Any]]) -> list[str]:
         lines += ["", *describe_tests(documents.pop("tests"))]
     if documents:
         lines += ["", "## Benchmark", "", *wrapped(EXPLANATION)]
+    shared = {name: documents.pop(name) for name in SHARED if name in documents}
+    written = {name: documents.pop(name) for name in WRITTEN if name in documents}
     for model in dict.fromkeys(document["options"]["model"] for document in documents.values()):
         own = [d for d in documents.values() if d["options"]["model"] == model]
         lines += ["", *describe_model(own)]
+    if shared:
+        lines += ["", "## Many sequences in one step", ""]
+        lines += wrapped("Frames a second are of all sequences together, and of each.")
+    for name, document in shared.items():
+        lines += ["", *describe_shared(name, document)]
+    for name, document in written.items():
+        header, *cells = document["rows"][0], *(row.values() for row in document["rows"])
+        lines += ["", f"### {name}", "", *table(list(header), [shown(row) for row in cells])]
     missing = [
         f"- {name}: {outcome}: {piece[outcome]}"
         for name, piece in pieces.items()
@@ -342,6 +423,28 @@ def describe_model(documents: list[dict[str, Any]]) -> list[str]:
         cells.append([name + f" {MARK}" * row["disturbed"], *values])
     lines += ["", *table(["", *COLUMNS], cells)]
     return lines + (["", *wrapped(disturbed_note(disturbed))] if disturbed else [])
+
+
+def describe_shared(name: str, document: dict[str, Any]) -> list[str]:
+    """Return the table of steps that sequences share."""
+    grid, scale = "x".join(map(str, document["grid"])), document["options"]["guidance"]
+    text = f"{document['dtype']}, backend {document['backend']}, grid {grid}"
+    text += "" if scale is None else f", guidance {scale:g}: two sequences each"
+    header = ["at once", "strategy", "steps", "ms/step", "frames/s", "of each", "GiB"]
+    cells = [
+        [
+            *(row["sequences"], row["strategy"], row["steps"], f"{row['ms_per_step']:.2f}"),
+            *(f"{row[key]:.2f}" for key in ("frames_per_second", "frames_per_second_each")),
+            f"{row['peak_memory_bytes'] / 2**30:.1f}",
+        ]
+        for row in document["rows"]
+    ]
+    return [f"### {name}", "", *wrapped(text + "."), "", *table(header, cells)]
+
+
+def shown(values: Iterable[Any]) -> list[Any]:
+    """Round numbers."""
+    return [f"{value:.2f}" if isinstance(value, float) else value for value in values]
 
 
 def table(header: list[str], rows: list[list[Any]]) -> list[str]:

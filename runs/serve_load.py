@@ -42,6 +42,7 @@ import tyro
 from openai import AsyncOpenAI
 from PIL import Image
 
+from diagd.backends.devices import device_of
 from diagd.backends.names import DTypeChoice
 from diagd.client import Session
 from diagd.console import make_console, print_records
@@ -81,6 +82,7 @@ class Options:
     parts: tuple[Part, ...] = ("closed", "open", "overhead", "preview")
     shape: str = "janus-pro-1b"  # a preset of a model of images, or tiny
     grid: str = "4x6"  # rows x columns of tokens
+    device: str = "cpu"  # or cuda, of all servers and of lone requests
     dtype: DTypeChoice = "auto"
     strategies: tuple[str, ...] = ("raster", "k=1")
     clients: tuple[int, ...] = (1, 2, 4, 8, 16)
@@ -92,9 +94,15 @@ class Options:
     pause: float = 0  # seconds between two requests of its clients, on average
     seed: int = 0
 
+    @property
+    def machine(self) -> tuple[str, ...]:
+        """Flags of all servers."""
+        return "--device", self.device, "--dtype", self.dtype
+
 
 def main(options: Options) -> None:
     """Write a model, and measure each part with servers of its own."""
+    device = device_of(options.device)  # or an error before work begins
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "images"
@@ -102,7 +110,7 @@ def main(options: Options) -> None:
             write_images(model, options.shape, options.grid)
         for name in options.parts:
             rows = PARTS[name](model, options)
-            about = {"options": settings_of(options), **provenance(torch.device("cpu"))}
+            about = {"options": settings_of(options), **provenance(device)}
             of = Path(options.world).name if name == "sessions" else options.grid
             path = options.out / f"{name}-{of}.json"
             write_json(path, {**about, "rows": rows}, indent=1)
@@ -166,7 +174,7 @@ class Server:
 def served(model: Path, options: Options, *flags: str) -> Iterator[Server]:
     """Run `diagd serve` until the block ends, which has made one image before."""
     command = ["-m", "diagd", "serve", "--model", str(model), "--max-waiting", "1000"]
-    with running(*command, "--port", "0", "--dtype", options.dtype, *flags) as (url, process):
+    with running(*command, "--port", "0", *options.machine, *flags) as (url, process):
         while process.is_running() and _state(url) != 200:
             time.sleep(0.2)
         server = Server(url, process)
@@ -281,7 +289,7 @@ def open_loop(model: Path, options: Options) -> list[dict[str, Any]]:
 
 def overhead(model: Path, options: Options) -> list[dict[str, Any]]:
     """A lone request beside the same image made in this process, in turns."""
-    world = VideoGenerator.from_pretrained(model, dtype=options.dtype)
+    world = VideoGenerator.from_pretrained(model, options.device, options.dtype)
     rows = list[dict[str, Any]]()
     with served(model, options) as server, httpx.Client(timeout=3600) as client:
         for strategy in options.strategies:
@@ -421,7 +429,7 @@ def mixed(model: Path, options: Options) -> list[dict[str, Any]]:
 
 def sessions(_: Path, options: Options) -> list[dict[str, Any]]:
     """So many players step through a world at once; and the same, one player after the other."""
-    world = ["--model", options.world, "--dtype", options.dtype, "--no-open", "--port", "0"]
+    world = ["--model", options.world, *options.machine, "--no-open", "--port", "0"]
     world += ["--max-sessions", str(max(options.clients))]
     loads, rows = [*product(options.strategies, options.clients)], list[dict[str, Any]]()
     for name, share in SHARING.items():

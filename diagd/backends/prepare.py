@@ -26,7 +26,7 @@ from diagd.backends.native.model import NativeModel
 from diagd.backends.native.weights import has_kernels
 from diagd.backends.replay import Captured, Compiled
 from diagd.backends.step_times import REFERENCE, StepTimes, shape_to_time, time_steps
-from diagd.backends.triton.model import TritonModel, load_kernels, why_not
+from diagd.backends.triton.model import TritonModel, check_kernels, why_not, why_not_on
 from diagd.backends.webgpu.model import WebGPUModel
 from diagd.decoding.model import CausalModel
 from diagd.files import write_json
@@ -234,8 +234,14 @@ def _with_kernels(model: Transformer, int8: bool) -> TritonModel:
     if (reason := why_not(model)) is not None:
         raise OSError(reason)
     dtype = int8_companion(model.device) if int8 else model.dtype
-    load_kernels(model.config, dtype, model.device)  # if it fails, the model is unchanged
+    check_kernels(model.config, dtype, model.device, int8)  # if it fails, the model is unchanged
     return TritonModel(_merged(model, int8))
+
+
+def _compiled(model: Transformer, int8: bool) -> Captured[Transformer]:
+    if (reason := why_not_on(model.device)) is not None:  # Inductor writes Triton
+        raise OSError(reason)
+    return Captured(_merged(model, int8), compiled=True)
 
 
 # A backend's name (also in `Backend`), and a function that makes its model: ValueError if it does
@@ -246,6 +252,6 @@ BACKENDS: dict[str, Callable[[Transformer, bool], CausalModel]] = {
     "compile": lambda model, int8: Compiled(_merged(model, int8)),
     "cuda-graph": lambda model, int8: Captured(_merged(model, int8)),
     "triton": lambda model, int8: Captured(_with_kernels(model, int8)),
-    "compiled-graph": lambda model, int8: Captured(_with_kernels(model, int8), compiled=True),
+    "compiled-graph": _compiled,
     "webgpu": WebGPUModel,
 }

@@ -11,7 +11,7 @@ stream, and share one memory pool for intermediate results.
 import dataclasses
 import time
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from diagd.decoding.model import Behind, Buffers, ModelWrapper, Step, StepFunction
-from diagd.decoding.step import Lanes, run_step, whole_blocks
+from diagd.decoding.step import Lanes, run_step, run_steps, whole_blocks
 from diagd.decoding.visibility import NEVER
 
 COMPILED_BLOCK, CAPTURED_BLOCK = 256, 512  # cache slots are read in whole blocks: few shapes
 NOT_COMPILED = "use a backend that does not compile, such as eager or cuda-graph"
 MAX_GRAPHS = 256  # per memory; beyond, the oldest are dropped
+STEPS_IN_GRAPH = 64  # a frame of 24 x 40 has that many at k=1; more do not pay
 _SIDE_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
 
 
@@ -35,20 +36,27 @@ class Compiled(ModelWrapper[Behind]):
     replays = True
 
     def make_step(self, step: Step) -> StepFunction:
-        run = compile_or_refuse(partial(run_step, self.model, step), NOT_COMPILED, dynamic=True)
-        return lambda lanes, slots, first=0: run(lanes, whole_blocks(slots, COMPILED_BLOCK), first)
+        take = compile_or_refuse(partial(run_step, self.model, step), NOT_COMPILED, dynamic=True)
+
+        def run(steps: Sequence[Tensor], num_slots: int, first: int = 0) -> None:
+            for lanes in steps:
+                take(lanes, whole_blocks(num_slots, COMPILED_BLOCK), first)
+
+        return run
 
 
 class Captured(ModelWrapper[Behind]):
     """A model on CUDA with captured steps, if `compiled` after fusion by `torch.compile`."""
 
-    replays = True
+    replays, steps_at_once = True, STEPS_IN_GRAPH
 
     def __init__(self, model: Behind, compiled: bool = False) -> None:
         if model.device.type != "cuda":
             raise ValueError(f"backend cuda-graph needs --device cuda, got {model.device}")
         super().__init__(model)
         self.compiled = compiled
+        if compiled:  # every graph would compile its own steps
+            self.steps_at_once = 1
         self._graphs = weakref.WeakKeyDictionary[Buffers, Graphs]()
         self._waiting: tuple[Buffers, Graphs] | None = None
 
@@ -76,10 +84,10 @@ class Captured(ModelWrapper[Behind]):
 
     def make_step(self, step: Step) -> StepFunction:
         graphs, kind = self._graphs[step.buffers], step.kind
-        whole = partial(run_step, self.model, step)
+        take = self.model.make_step(step) or partial(run_steps, self.model, step)
 
-        def run(lanes: Tensor, num_slots: int, first: int = 0) -> None:
-            given = kind, whole, lanes, num_slots, first, self.compiled
+        def run(steps: Sequence[Tensor], num_slots: int, first: int = 0) -> None:
+            given = kind, take, steps, num_slots, first, self.compiled
             step.buffers.capture_seconds += graphs.run(*given)
 
         return run
@@ -92,7 +100,7 @@ def _wait(model: "weakref.ref[Captured[Any]]", kept: "tuple[Buffers, Graphs]") -
 
 class Graph(NamedTuple):
     graph: torch.cuda.CUDAGraph
-    lanes: Tensor  # that it reads
+    lanes: Tensor  # of its steps, side by side
     code: Any  # compiled code whose kernels it launches
 
 
@@ -102,44 +110,70 @@ class Graphs:
     def __init__(self, device: torch.device, scratch: int) -> None:
         self.device, self.scratch = device, scratch
         self._captured: dict[Hashable, Graph] = {}
+        self._met: dict[Hashable, None] = {}  # several steps in a row, met once
 
     def run(
         self,
         kind: Hashable,
-        step: StepFunction,
-        lanes: Tensor,
+        take: StepFunction,
+        steps: Sequence[Tensor],
         num_slots: int,
         first: int,
         compiled: bool,
     ) -> float:
-        """Replay a step, captured on the first run of its kind and shape; return capture seconds.
+        """Replay steps, as one graph if they follow each other for the second time.
 
-        All memory it uses except the lanes must stay in place; `compiled`, it is a `partial`.
+        A graph is captured on the first run of its kind and shapes. All memory it uses except the
+        lanes must stay in place; `compiled`, `take` is a `partial`.
+
+        Returns:
+            Seconds of captures.
         """
-        num_slots, started = whole_blocks(num_slots, CAPTURED_BLOCK), time.perf_counter()
-        key, seconds = (kind, first, lanes.shape, num_slots), 0.0
+        num_slots = whole_blocks(num_slots, CAPTURED_BLOCK)
+        key = kind, first, num_slots, *(lanes.shape for lanes in steps)
+        parts = [steps]
+        if len(steps) > 1 and key not in self._captured and key not in self._met:
+            _make_room(self._met)
+            self._met[key], parts = None, [[one] for one in steps]
+        given = kind, first, num_slots
+        return sum(self._replay(given, take, part, compiled) for part in parts)
+
+    def _replay(
+        self,
+        given: tuple[Hashable, int, int],
+        take: StepFunction,
+        steps: Sequence[Tensor],
+        compiled: bool,
+    ) -> float:
+        (_, first, num_slots), started, seconds = given, time.perf_counter(), 0.0
+        key = *given, *(lanes.shape for lanes in steps)
         if key not in self._captured:
-            while len(self._captured) >= MAX_GRAPHS:
-                del self._captured[next(iter(self._captured))]
+            _make_room(self._captured)
             with torch.cuda.device(self.device):
                 torch.cuda.synchronize()
-                self._captured[key] = self._capture(step, lanes, num_slots, first, compiled)
+                self._captured[key] = self._capture(take, steps, num_slots, first, compiled)
                 seconds = time.perf_counter() - started
         captured = self._captured[key]
-        captured.lanes.copy_(lanes)
+        torch.cat(list(steps), 2, out=captured.lanes)
         captured.graph.replay()
         return seconds
 
     def _capture(
-        self, step: StepFunction, lanes: Tensor, num_slots: int, first: int, compiled: bool
+        self,
+        take: StepFunction,
+        steps: Sequence[Tensor],
+        num_slots: int,
+        first: int,
+        compiled: bool,
     ) -> Graph:
         """Warm up, with lanes that only write to scratch, and capture, which executes nothing."""
         code = None
         if compiled:  # the code is kept, not its arguments, which refer back to this object
-            assert isinstance(step, partial)
-            code = compile_for_one_shape(step.func)
-            step = partial(code, *step.args)
-        static_lanes, warming = lanes.clone(), lanes.clone()
+            assert isinstance(take, partial)
+            code = compile_for_one_shape(take.func)
+            take = partial(code, *take.args)
+        lanes, widths = torch.cat(list(steps), 2), [one.shape[2] for one in steps]
+        warming = lanes.clone()
         Lanes.of(warming).slots.fill_(self.scratch)
         Lanes.of(warming).outputs.fill_(self.scratch)
         if self.device not in _SIDE_STREAMS:
@@ -147,14 +181,19 @@ class Graphs:
         side = _SIDE_STREAMS[self.device]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            step(warming, num_slots, first)
+            take(warming.split(widths, 2), num_slots, first)
         torch.cuda.current_stream().wait_stream(side)
         # a pool ends with its last graph
         pool = next((captured.graph.pool() for captured in self._captured.values()), None)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool, side, capture_error_mode="thread_local"):
-            step(static_lanes, num_slots, first)
-        return Graph(graph, static_lanes, code)
+            take(lanes.split(widths, 2), num_slots, first)
+        return Graph(graph, lanes, code)
+
+
+def _make_room(among: dict[Hashable, Any]) -> None:
+    while len(among) >= MAX_GRAPHS:
+        del among[next(iter(among))]
 
 
 def compile_for_one_shape(function: FunctionType) -> Callable[..., None]:

@@ -163,10 +163,13 @@ def time_rows(rows: list[Row], repeats: int) -> None:
                 name = " ".join(filter(None, (row.dtype, row.backend, row.strategy)))
                 job.describe(f"{'timing' if turn else 'warming up'} {name}")
                 run = row.run()
-                row.runs.append(run)
                 if not turn:
+                    if run.capture_seconds:  # steps that follow each other again are one graph
+                        seconds = run.capture_seconds + row.run().capture_seconds
+                        run = run._replace(capture_seconds=seconds)
                     pace = f"{run.tokens.shape[1] / run.seconds:.3g} frames/s"
                     console.print(f"{name} after {row.context_frames}: {pace} in its first run")
+                row.runs.append(run)
                 job.advance()
 
 
@@ -379,7 +382,9 @@ def main(options: BenchOptions) -> dict[str, Any]:
     given_alone = config.num_action_tokens or config.prefix_length
     if held == 1 and given_alone and set(counts) == {1}:
         counts = (0,)  # an image, which follows from its action or its text alone
-    inputs = [_inputs(options, config, grid, device, count) for count in dict.fromkeys(counts)]
+    inputs = [
+        draw_inputs(options.seed, config, grid, device, count) for count in dict.fromkeys(counts)
+    ]
     load = partial(load_model, options.model, device=device, adapter=options.adapter)
     if options.model in PRESETS or options.random_weights:
         load = partial(Transformer.random, config, options.seed, device)
@@ -420,11 +425,11 @@ def main(options: BenchOptions) -> dict[str, Any]:
     return document
 
 
-def _inputs(
-    options: BenchOptions, config: ModelConfig, grid: TokenGrid, device: torch.device, count: int
+def draw_inputs(
+    seed: int, config: ModelConfig, grid: TokenGrid, device: torch.device, count: int
 ) -> Inputs:
     """Draw a random prompt of prefix and `count` frames, actions, and text states if needed."""
-    generator, num_actions = torch.Generator().manual_seed(options.seed), config.num_action_tokens
+    generator, num_actions = torch.Generator().manual_seed(seed), config.num_action_tokens
     image_ids = 0, config.image_vocab_size
     other_ids = min(config.image_vocab_size, config.vocab_size - 1), config.vocab_size
 

@@ -18,16 +18,22 @@ from typing import Any
 import psutil
 import torch
 
-from diagd.backends.devices import cpu_features, device_of
+from diagd.backends.devices import cpu_features, device_of, dtype_of
 from diagd.backends.native.compiler import find_compiler
 from diagd.backends.native.library import cache_folder, candidates_tried, load_library, say_origin
 from diagd.backends.prepare import BUSY_SHARE, choose_dtype, time_again, time_candidates
+from diagd.backends.triton.launching import starts_early
 from diagd.backends.triton.model import why_not_on
+from diagd.benchmark.bench import draw_inputs, engine_rows, report_rows
 from diagd.benchmark.options import DoctorOptions
+from diagd.benchmark.steps import measure_ceilings
 from diagd.console import make_console, print_table, waiting
 from diagd.data.video import read_video
+from diagd.decoding.sampling_options import SamplingOptions
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.strategies.table import Raster
 from diagd.extras import EXTRAS, missing_modules
-from diagd.families.checkpoints import find_model
+from diagd.families.checkpoints import find_model, load_model
 from diagd.families.defaults import GenerationDefaults
 from diagd.metrics.detectors import PUBLISHED
 from diagd.pipeline.generator import VideoGenerator
@@ -44,6 +50,7 @@ INSTRUCTIONS = {  # by torch's names of capabilities
     "sve": "SVE",
     "sve2": "SVE2",
 }
+PROBED_STEPS = 60  # of a frame in raster order
 
 
 def machine_facts() -> dict[str, Any]:
@@ -127,7 +134,8 @@ def choices(device: torch.device, model: str) -> dict[str, Any]:
     config, timed = find_model(model).config, []
     name, fastest = (choose_dtype(kind, device, config) for kind in ("auto", "fastest"))
     if device.type == "cuda":
-        backend = "triton", "our Triton kernels, in captured steps"
+        early = "each starts before the last has ended" if starts_early(device) else "one by one"
+        backend = "triton", f"our Triton kernels, in captured steps, {early}"
         if (problem := why_not_on(device)) is not None:
             backend = "cuda-graph", f"PyTorch's kernels in captured steps; triton: {problem}"
         why = "bfloat16 is not faster here"
@@ -170,6 +178,20 @@ def probe_speed(
     return speeds
 
 
+def probe_memory(device: torch.device, model: str) -> dict[str, float]:
+    """Return the milliseconds of a raster step, and its share of a plain copy's bandwidth."""
+    config, dtype = find_model(model).config, choose_dtype("auto", device)
+    grid = TokenGrid(1, config.grid_height, config.grid_width)
+    given = draw_inputs(0, config, grid, device, 1)
+    loaded = load_model(model, device=device, dtype=dtype_of(dtype))
+    work = [Raster()], grid, [given], SamplingOptions(), PROBED_STEPS
+    rows = engine_rows(loaded, dtype, "auto", *work)
+    rows[0].runs = [rows[0].run() for _ in range(3)]
+    ceilings = {dtype: measure_ceilings(device, dtype_of(dtype))}
+    (row,) = report_rows(rows, config, grid, ceilings)
+    return {"step_ms": row["step_ms"]["p50"], "bandwidth_share": row["bandwidth_share"]}
+
+
 def main(options: DoctorOptions) -> dict[str, Any]:
     """Collect facts, print a line for each, then measure."""
     device, console, model = device_of(options.device), make_console(), options.model
@@ -186,6 +208,7 @@ def main(options: DoctorOptions) -> dict[str, Any]:
         "extras": {name: missing_modules(modules) for name, modules in EXTRAS.items()},
         "detectors": {name: one.path and str(one.path) for name, one in PUBLISHED.items()},
         "frames_per_second": {},
+        "bandwidth": None,
         "warnings": _warnings(machine, kernels),
     }
 
@@ -212,6 +235,10 @@ def main(options: DoctorOptions) -> dict[str, Any]:
         report["frames_per_second"], fastest = speeds, chosen["fastest"]
         for strategy, speed in speeds.items():
             say(strategy, f"{speed:.2f} frames/s of {model} in {fastest}, as diagd play shows it")
+        if speeds and device.type == "cuda":
+            report["bandwidth"] = found = probe_memory(device, model)
+            text = "{step_ms:.3f} ms a raster step, {bandwidth_share:.0%} of a copy's bandwidth"
+            say("bandwidth", text.format(**found))
         if speeds:
             say("in short", _verdict(speeds["raster"], speeds["k=1"]))
     return report

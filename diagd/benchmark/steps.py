@@ -3,7 +3,7 @@
 import ctypes
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -16,7 +16,7 @@ from diagd.backends.native.library import load_library
 from diagd.backends.native.model import NativeModel
 from diagd.decoding.generate_tokens import synchronized_time
 from diagd.decoding.model import CausalModel, ModelWrapper, Step, StepFunction
-from diagd.decoding.step import run_step
+from diagd.decoding.step import run_steps
 from diagd.models.config import ModelConfig
 
 _STREAM_NUMBERS = 2**28  # float32: 1 GiB, larger than any cache
@@ -95,17 +95,19 @@ class StepTimes:
 class Stopwatch(ModelWrapper[CausalModel]):
     """Time a model, and the steps in which an engine runs it.
 
-    No step waits for the device. With `parts`, model and sampler are timed as well, on the CPU with
-    eager steps only: compiled and captured steps cannot be split. With `sample_size`, only about
-    that many steps of each run, evenly spaced, are run and timed; the others and the prompt are
-    skipped: the tokens are then meaningless, but step times are unaffected.
+    No step waits for the device; of steps that a model takes at once, each is given the mean. With
+    `parts`, model and sampler are timed as well, on the CPU with eager steps only: compiled and
+    captured steps cannot be split. With `sample_size`, only about that many steps of each run,
+    evenly spaced, are run and timed, one by one; the others and the prompt are skipped: the tokens
+    are then meaningless, but step times are unaffected.
     """
 
     def __init__(self, model: CausalModel, parts: bool, sample_size: int | None = None) -> None:
         super().__init__(model)
         self.sample_size = sample_size
+        self.steps_at_once = 1 if parts or sample_size else model.steps_at_once
         self._times = StepTimes()
-        self._moments: list[tuple[Any, Any]] = []  # start and end of each step
+        self._moments: list[tuple[Any, Any, int]] = []  # start, end, and steps in between
         self._stride, self._num_seen = 1, 0
         self._in_step = False
         self._counters: Tensor | None = None  # NativeModel.seconds, cumulative
@@ -132,7 +134,9 @@ class Stopwatch(ModelWrapper[CausalModel]):
         """Return the measurements since the last call; waits for the device."""
         times, self._times = self._times, StepTimes()
         on_cpu, moments, self._moments = self.device.type == "cpu", self._moments, []
-        times.seconds = [b - a if on_cpu else a.elapsed_time(b) / 1000 for a, b in moments]
+        for start, end, count in moments:
+            seconds = end - start if on_cpu else start.elapsed_time(end) / 1000
+            times.seconds += [seconds / count] * count
         if times.parts:
             known = times.parts["forward"] + times.parts.get("sampling", 0.0)
             times.parts["bookkeeping"] = sum(times.seconds) - known
@@ -141,20 +145,20 @@ class Stopwatch(ModelWrapper[CausalModel]):
     def make_step(self, step: Step) -> StepFunction:
         """Time the model's own step; or its parts, if the model does not time them itself."""
         fused = None if self._by_part else self.model.make_step(step)
-        run = fused or partial(run_step, self if self._by_part else self.model, step)
+        run = fused or partial(run_steps, self if self._by_part else self.model, step)
 
-        def timed(lanes: Tensor, num_slots: int, first: int = 0) -> None:
-            self._num_seen += 1
+        def timed(steps: Sequence[Tensor], num_slots: int, first: int = 0) -> None:
+            self._num_seen += len(steps)
             if (self._num_seen - self._stride // 2 - 1) % self._stride:
                 return
             self._in_step = True
             counters = self._counters
             before = None if counters is None else counters.clone()
             started = self._now()
-            run(lanes, num_slots, first)
-            self._moments.append((started, self._now()))
-            self._times.lanes.append(lanes.shape[2])
-            self._times.slots.append(num_slots)
+            run(steps, num_slots, first)
+            self._moments.append((started, self._now(), len(steps)))
+            self._times.lanes += [lanes.shape[2] for lanes in steps]
+            self._times.slots += [num_slots] * len(steps)
             if counters is not None and before is not None:
                 linears, attention, rest, drawing = (counters - before).tolist()
                 parts = self._times.parts

@@ -14,14 +14,13 @@ the prefix and the newest frames are prefilled again from slot 0 instead.
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from diagd.decoding.model import Buffers, CausalModel, Drawing, Step, StepFunction, check_ids
+from diagd.decoding.model import Buffers, CausalModel, Drawing, check_ids
 from diagd.decoding.sampling import UNDRAWN, ValidRanges
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import (
@@ -34,7 +33,7 @@ from diagd.decoding.schedule import (
     check_learnt,
     make_plan,
 )
-from diagd.decoding.step import Lanes, run_step, tensors_of
+from diagd.decoding.step import Lanes, StepQueue, side_by_side, tensors_of
 from diagd.decoding.visibility import NEVER, Rule, Seen, raster_rule
 from diagd.threads import follow_free_cores
 
@@ -77,20 +76,25 @@ class Batch:
         self.model, self.rule, self.num_sequences = model, rule, num_sequences
         # a learnt stand-in's id is in a slot of its own, which is never visible, as scratch
         num_kept = int(model.shape.stand_in is not None)
-        self.buffers: Buffers = model.make_buffers(num_sequences, num_slots + num_kept, context)
-        self.scratch = self.buffers.held.shape[1] - 1
+        buffers = model.make_buffers(num_sequences, num_slots + num_kept, context)
+        self.scratch, self.device = buffers.held.shape[1] - 1, buffers.held.device
         self.num_usable = self.scratch - num_kept
+        self._steps = StepQueue(model, buffers, rule)
         # weak references, as streams hold the batch: a dropped stream is closed
         self._streams: list[weakref.ref[Stream]] = []
         self._busy: list[Stream] = []  # streams that read or write
         self.num_steps = 0
-        self._run: StepFunction | None = None
-        blank = torch.zeros(8, 1, 1, dtype=torch.int64, device=self.buffers.tokens.device)
+        blank = torch.zeros(8, 1, 1, dtype=torch.int64, device=self.device)
         turned = model.coordinates(blank[0])
         self._blank = blank if turned is None else torch.cat([blank, turned])
         lane = Lanes.of(self._blank)
         for field in (lane.slots, lane.inputs, lane.outputs):
             field.fill_(self.scratch)
+
+    @property
+    def buffers(self) -> Buffers:
+        """The memory, once all steps so far have run (on a GPU: are in its queue)."""
+        return self._steps.buffers
 
     @property
     def streams(self) -> "list[Stream]":
@@ -149,37 +153,18 @@ class Batch:
 
     def renew_step(self) -> None:
         """Rebuild the step after sampling options have changed."""
-        self._run = None
+        self._steps.draw_by(self._drawings())
 
     def run(self, asking: Sequence[tuple["Stream", NextStep]]) -> None:
-        """Run steps of different streams in one forward pass, and write the sampled tokens."""
-        if self._run is None:
-            step = Step(self.buffers, self._drawings(), self.rule)
-            run = self.model.make_step(step) or partial(run_step, self.model, step)
-            self._run = torch.inference_mode()(run)
-        self._follow_free_cores()
+        """Run steps of different streams in one forward pass, and write the sampled tokens.
+
+        It may wait for those after it, until `buffers` are read: see `StepQueue`.
+        """
         first, lanes = asking[0][0].first, asking[0][1].lanes
         if len(asking) > 1:
-            lanes = self._side_by_side(first, asking)
-        self._run(lanes, min(max(step.end for _, step in asking), self.scratch), first)
-
-    def _follow_free_cores(self) -> None:
-        if not self.model.replays:  # compiled for a number of threads, or on a GPU
-            follow_free_cores()
-
-    def _side_by_side(self, first: int, asking: Sequence[tuple["Stream", NextStep]]) -> Tensor:
-        """Pad the lanes of steps to one width, also those of idle sequences between them."""
-        width = max(step.lanes.shape[2] for _, step in asking)
-        parts, end = list[Tensor](), first
-        for stream, (lanes, *_) in asking:
-            if stream.first > end:
-                parts.append(self._blank.expand(-1, stream.first - end, width))
-            if (missing := width - lanes.shape[2]) > 0:
-                blank = self._blank.expand(-1, lanes.shape[1], missing)
-                lanes = torch.cat([lanes, blank], 2)
-            parts.append(lanes)
-            end = stream.first + lanes.shape[1]
-        return torch.cat(parts, 1)
+            lanes = side_by_side([(one.first, step.lanes) for one, step in asking], self._blank)
+        num_slots = min(max(step.end for _, step in asking), self.scratch)
+        self._steps.add(lanes, num_slots, first)
 
     def _drawings(self) -> tuple[Drawing, ...]:
         """List how sequences are sampled; a free one like the one before it, without guidance."""
@@ -219,8 +204,9 @@ class Batch:
     @torch.inference_mode()
     def _read(self, reading: Sequence["Stream"]) -> None:
         """Feed a piece of each prompt to the cache, causally; neighbours in one forward pass."""
-        self._follow_free_cores()
-        memory, device = self.buffers, self.buffers.tokens.device
+        if not self.model.replays:
+            follow_free_cores()
+        memory, device = self.buffers, self.device
         max_lanes = PREFILL_LANES.get(device.type, PREFILL_LANES["cuda"])
         runs = list[list[Stream]]()
         for stream in reading:
@@ -273,14 +259,12 @@ class Stream:
         self.scales, self.max_slots = model.scales, max_slots
         self.num_sequences = 1 + len(self.scales)
         self.end = first + self.num_sequences
-        memory = batch.buffers
-        self.held, self.fed_at = (of[first : self.end] for of in (memory.held, memory.fed_at))
         self._set_frame(frame)
         fit = (max_slots + frame.one.num_leading) // frame.one.slots_per_frame
         self.keep_frames = max(1, fit // 2) if keep_frames is None else keep_frames
         self.reads_again = keep_frames is not None or not self.model.relative_positions
         self.shifts = [0] * self.num_sequences
-        self.by = torch.zeros_like(self.held[:, :1])  # `shifts`, (sequences, 1)
+        self.by = self.held.new_zeros(self.num_sequences, 1)  # `shifts`, (sequences, 1)
         self.openings: Sequence[Tensor] = ()  # of each sequence, replacing its first tokens
         self.num_used = 0  # tokens of the sequence so far, including those that left
         # tokens of the prompt; of them fed; and to feed before step 0, which feeds the last one
@@ -301,8 +285,10 @@ class Stream:
 
     def _set_frame(self, frame: FrameFormat) -> None:
         self.frame, places = frame, (frame.one.token_slots, frame.one.action_slots)
-        # on the device: lists of indices would be copied to it each time
-        self._visual, self._given = (self.held.new_tensor(of) for of in places)
+        device = self.batch.device  # lists of indices would be copied to it each time
+        self._visual, self._given = (
+            torch.tensor(of, dtype=torch.int64, device=device) for of in places
+        )
 
     def go_on_with(
         self,
@@ -356,6 +342,16 @@ class Stream:
         return self.batch.buffers.tokens[self.first : self.end]
 
     @property
+    def held(self) -> Tensor:
+        """(sequences, slots) int64, a view: the position in each slot, or -1."""
+        return self.batch.buffers.held[self.first : self.end]
+
+    @property
+    def fed_at(self) -> Tensor:
+        """(sequences, slots) int64, a view: the step at which each slot's true token is fed."""
+        return self.batch.buffers.fed_at[self.first : self.end]
+
+    @property
     def is_endless(self) -> bool:  # a new frame in a full context replaces the oldest
         return not self.reads_again and self.window > 1
 
@@ -385,7 +381,7 @@ class Stream:
     def _mend(self) -> None:
         """Overwrite NaN keys and values: masking multiplies them by 0, which is NaN elsewhere."""
         self.tokens.fill_(0)
-        slots = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        slots = torch.arange(self.tokens.shape[1], device=self.batch.device)
         for part in torch.split(slots, PREFILL_LANES["cpu"]):
             before, here = slots[: int(part[-1]) + 1], torch.zeros_like(part)
             seen = Seen.of_mask(part[:, None] == before, here, torch.zeros_like(before))
@@ -426,7 +422,7 @@ class Stream:
         self, prompts: Sequence[Tensor], context_frames: int = 1, sections: Sequence[Section] = ()
     ) -> None:
         """Restart from the result of `prompts_of`; steps then read it."""
-        prompts = [prompt.to(self.held.device) for prompt in prompts]
+        prompts = [prompt.to(self.batch.device) for prompt in prompts]
         self.num_prefix = len(prompts[0]) - self.frame.layout(1, context_frames, True).context_slots
         self.num_held = context_frames
         self.sections = [*sections, self.sections[-1]]
@@ -441,7 +437,7 @@ class Stream:
     def _prefill(self, prompts: Sequence[Tensor]) -> None:
         self.forget()
         self.shifts = [len(prompt) - len(prompts[0]) for prompt in prompts]
-        self.by = torch.tensor(self.shifts, device=self.held.device)[:, None]
+        self.by = torch.tensor(self.shifts, device=self.batch.device)[:, None]
         self.num_used = self.num_prompt = len(prompts[0])
         start = self.num_used - self.num_held * self.frame.one.slots_per_frame
         self.sections[-1] = Section(start, self.frame)
@@ -478,7 +474,7 @@ class Stream:
         return torch.where(positions <= STAND_IN, self.batch.scratch + SCRATCH - positions, slots)
 
     def slots_between(self, first: int, end: int) -> Tensor:
-        return self.slots_at(torch.arange(first, end, device=self.batch.buffers.tokens.device))
+        return self.slots_at(torch.arange(first, end, device=self.batch.device))
 
     def write(self, slots: Tensor, ids: Tensor | int) -> None:
         """Write ids (n,) at slots (n,) of the first sequence, and at theirs in the others."""
@@ -499,7 +495,7 @@ class Stream:
     def open(self, layout: SequenceLayout, actions: Tensor) -> None:
         """Lay out frames after the used slots, with known actions (T, n) and separators."""
         width, end = layout.grid.width, self.num_used + layout.num_slots
-        positions = torch.arange(self.num_used, end, device=self.held.device)
+        positions = torch.arange(self.num_used, end, device=self.batch.device)
         slots = self.slots_at(positions)
         self.num_open, self.num_whole, self.num_taken = layout.grid.num_frames, 0, 0
         # in a ring the oldest frames come last, whatever their slots
@@ -521,7 +517,7 @@ class Stream:
         check_learnt(order, self.model.shape.stand_in)
         plan = make_plan(order, layout, self.model.replays, self.ranges.row_ends is not None)
         packed, fed_at = tensors_of(plan)
-        device, base, whole = self.batch.buffers.tokens.device, self.num_used, 0
+        device, base, whole = self.batch.device, self.num_used, 0
         lanes = self.place(packed).to(device)
         self.feed_at(self.slots_between(base, base + len(fed_at)), fed_at.to(device))
         base += max(self.shifts)

@@ -200,7 +200,7 @@ class DecodingEngine:
         for one in self.streams:
             _check_room(one, num_frames)
         self._close()
-        actions = actions.to(self.batch.buffers.tokens.device)
+        actions = actions.to(self.batch.device)
         for one, of_row in zip(self.streams, actions, strict=True):
             one.begin(_steps(one, strategy, of_row))
         frames = _frames(self.batch, self.streams, num_frames, on_step)
@@ -230,7 +230,7 @@ def write_frames(stream: Stream, strategy: Strategy | str, actions: Tensor) -> N
 def begin_frames(stream: Stream, strategy: Strategy, actions: Tensor) -> None:
     """Do as `write_frames` where strategy and actions were checked before they came in."""
     _check_room(stream, len(actions))
-    stream.begin(_steps(stream, strategy, actions.to(stream.held.device)))
+    stream.begin(_steps(stream, strategy, actions.to(stream.batch.device)))
 
 
 def _frames(
@@ -340,6 +340,7 @@ def generate_tokens(
     seed: int | list[int] = 0,
     *,
     frame: FrameFormat | None = None,
+    on_start: Callable[[DecodingEngine], object] | None = None,
     on_frame: Callable[[int], object] | None = None,
     on_step: Callable[[int], object] | None = None,
     **engine: Any,
@@ -365,6 +366,7 @@ def generate_tokens(
             input for models that have one; max_slots, the context length, and keep_frames, the
             frames to prefill again when it is full; rule, which lane sees which token (see
             `diagd.decoding.visibility`).
+        on_start: called with the engine when it has read the prompts, to watch its streams.
         on_frame: called after each frame with the number of frames so far.
         on_step: called after each step with the number of steps so far.
 
@@ -398,6 +400,8 @@ def generate_tokens(
     started = synchronized_time(model.device)
     decoder.prefill(prompt, context_frames)
     prefilled = synchronized_time(model.device)
+    if on_start is not None:
+        on_start(decoder)
     frames = list[Tensor]()
     for written in decoder.decode(strategy, actions, grid.num_frames, on_step):
         frames.append(written)

@@ -28,8 +28,14 @@ def check_ids(ids: Tensor, limit: int, name: str) -> None:
 
 
 class StepFunction(Protocol):
-    def __call__(self, lanes: Tensor, num_slots: int, first: int = 0, /) -> None:
-        """Run lanes (see `Lanes`) of sequences from `first` on, over `num_slots` cache slots."""
+    def __call__(self, steps: Sequence[Tensor], num_slots: int, first: int = 0, /) -> None:
+        """Run steps in order, each some lanes (see `Lanes`) of the same sequences.
+
+        Args:
+            steps: at most `steps_at_once` of the model.
+            num_slots: cache slots that their lanes may see.
+            first: the first of the sequences.
+        """
 
 
 @dataclass(eq=False)
@@ -100,6 +106,8 @@ class CausalModel(Protocol):
     # whether steps are compiled or captured: use few widths of a step, and let draws not depend on
     # state that earlier steps left outside of the buffers
     replays: bool = False
+    # steps that a batch collects, until it reads memory, for one call of the step function
+    steps_at_once: int = 1
 
     @property
     def shape(self) -> ModelShape: ...
@@ -230,6 +238,8 @@ class ModelWrapper(CausalModel, Generic[Behind]):
 
     def __init__(self, model: Behind) -> None:
         self.model, self.replays = model, self.replays or model.replays
+        if not self._overrides("make_step", "forward", "sample"):
+            self.steps_at_once = model.steps_at_once
 
     @property
     def shape(self) -> ModelShape:

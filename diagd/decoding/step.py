@@ -1,19 +1,21 @@
-"""The step: gather, forward, sample, scatter, over the lanes of each sequence.
+"""The step: gather, forward, sample, scatter, over the lanes of each sequence; and a queue of them.
 
 A lane is one token fed in one forward pass: its position, and what is predicted from it. Models
 that fuse, compile or capture steps write the same tokens.
 """
 
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from diagd.decoding.model import CausalModel, Step
+from diagd.decoding.model import Buffers, CausalModel, Drawing, Step, StepFunction
 from diagd.decoding.sampling import Draw
 from diagd.decoding.schedule import DecodePlan
-from diagd.decoding.visibility import Seen
+from diagd.decoding.visibility import Rule, Seen
+from diagd.threads import follow_free_cores
 
 BLOCK = 64  # cache slots are read in whole blocks, to have few different sizes
 
@@ -54,10 +56,85 @@ def run_step(model: CausalModel, step: Step, lanes: Tensor, num_slots: int, firs
     fed = tokens.gather(1, lane.inputs).clamp_(min=0)
     told = {} if lane.coordinates is None else {"coordinates": lane.coordinates}
     logits = model.forward(fed, lane.positions, lane.slots, seen, memory.cache, 0, first, **told)
-    tokens.scatter_(1, lane.outputs, _draw(model, step, lane, logits, first))
+    tokens.scatter_(1, lane.outputs, draw(model, step, lane, logits, first))
 
 
-def _draw(model: CausalModel, step: Step, lane: Lanes, logits: Tensor, first: int) -> Tensor:
+def run_steps(
+    model: CausalModel, step: Step, steps: Sequence[Tensor], num_slots: int, first: int = 0
+) -> None:
+    """Run steps one by one (see `StepFunction`)."""
+    for lanes in steps:
+        run_step(model, step, lanes, num_slots, first)
+
+
+def side_by_side(steps: Sequence[tuple[int, Tensor]], blank: Tensor) -> Tensor:
+    """Pad the lanes of steps to one width, also those of idle sequences between them.
+
+    Args:
+        steps: the first sequence of each, in order, and its lanes.
+        blank: the lane (8 or 11, 1, 1) of a padding.
+    """
+    width, (end, _) = max(lanes.shape[2] for _, lanes in steps), steps[0]
+    parts = list[Tensor]()
+    for first, lanes in steps:
+        if first > end:
+            parts.append(blank.expand(-1, first - end, width))
+        end = first + lanes.shape[1]
+        padding = blank.expand(-1, lanes.shape[1], width - lanes.shape[2])
+        parts.append(torch.cat([lanes, padding], 2))
+    return torch.cat(parts, 1)
+
+
+class StepQueue:
+    """The steps of a batch, which wait for each other until its memory is read.
+
+    A model that takes several at once (`CausalModel.steps_at_once`) runs them in one call.
+    """
+
+    def __init__(self, model: CausalModel, buffers: Buffers, rule: Rule) -> None:
+        self.model, self.rule, self._buffers = model, rule, buffers
+        self._drawings: tuple[Drawing, ...] = ()
+        self._run: StepFunction | None = None
+        self._waiting: list[Tensor] = []  # lanes of each step
+        self._num_slots = self._first = 0  # of all of them
+
+    @property
+    def buffers(self) -> Buffers:
+        """The memory, once all steps so far have run (on a GPU: are in its queue)."""
+        self.run()
+        return self._buffers
+
+    def draw_by(self, drawings: tuple[Drawing, ...]) -> None:
+        """Sample in another way from the next step on."""
+        self.run()
+        self._drawings, self._run = drawings, None
+
+    def add(self, lanes: Tensor, num_slots: int, first: int) -> None:
+        """Run a step, now or with those after it (arguments of `run_step`)."""
+        own = first, lanes.shape[1]
+        if self._waiting and own != (self._first, self._waiting[0].shape[1]):
+            self.run()
+        self._first, self._num_slots = first, max(self._num_slots, num_slots)
+        self._waiting.append(lanes)
+        if len(self._waiting) >= self.model.steps_at_once:
+            self.run()
+
+    def run(self) -> None:
+        """Run the steps that wait."""
+        if not self._waiting:
+            return
+        steps, num_slots = self._waiting, self._num_slots
+        self._waiting, self._num_slots = [], 0
+        if self._run is None:
+            step = Step(self._buffers, self._drawings, self.rule)
+            run = self.model.make_step(step) or partial(run_steps, self.model, step)
+            self._run = torch.inference_mode()(run)
+        if not self.model.replays:  # compiled for a number of threads, or on a GPU
+            follow_free_cores()
+        self._run(steps, num_slots, self._first)
+
+
+def draw(model: CausalModel, step: Step, lane: Lanes, logits: Tensor, first: int) -> Tensor:
     """Return the ids (S', L) sampled by sequences, each with its own options."""
     drawn: list[Tensor] = []  # torch.compile does not support `list[Tensor]()`
     begin, end, start = first, first + len(logits), 0
@@ -70,8 +147,8 @@ def _draw(model: CausalModel, step: Step, lane: Lanes, logits: Tensor, first: in
         # a generator would be kept by torch.compile, with everything it reads
         frames, rows, columns = lane.frames[own], lane.rows[own], lane.columns[own]
         places = frames[::stride], rows[::stride], columns[::stride]
-        draw = Draw(drawing.sampling, drawing.ranges, seeds, *places)
-        ids = model.sample(steered(logits[own], drawing.scales), draw)
+        how = Draw(drawing.sampling, drawing.ranges, seeds, *places)
+        ids = model.sample(steered(logits[own], drawing.scales), how)
         drawn.append(ids.repeat_interleave(stride, 0) if stride > 1 else ids)
     return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
 

@@ -157,14 +157,10 @@ class StaticKVCache:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotate and store; return rotated queries, and all visible keys and values."""
         of_keys, of_values = self.keys[layer], self.values[layer]
-        if rotary is not None and lanes.store is not None:
-            given = queries, keys, values, *rotary, lanes.slots
-            queries = lanes.store(*given, of_keys, of_values, lanes.first)
-        else:
-            if rotary is not None:
-                queries, keys = rotate(queries, *rotary), rotate(keys, *rotary)
-            write_rows(of_keys, lanes.rows, keys)
-            write_rows(of_values, lanes.rows, values)
+        if rotary is not None:
+            queries, keys = rotate(queries, *rotary), rotate(keys, *rotary)
+        write_rows(of_keys, lanes.rows, keys)
+        write_rows(of_values, lanes.rows, values)
         own = slice(lanes.first, lanes.first + len(queries))
         return queries, of_keys[own, :, : lanes.num_slots], of_values[own, :, : lanes.num_slots]
 
@@ -198,9 +194,6 @@ def write_rows(buffer: Tensor, rows: Tensor, states: Tensor) -> None:
 
 # (queries, keys, values) -> (B, heads, L, D), like `attend` under some mask
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-# (queries, keys, values, cosines, sines, slots, key buffer, value buffer, first) -> rotated
-# queries; also writes keys and values to the slots, in one launch
-Store = Callable[..., Tensor]
 
 
 class Lanes(NamedTuple):
@@ -209,11 +202,9 @@ class Lanes(NamedTuple):
     It does not hold the cache: torch.compile keeps contents of records made while tracing.
     """
 
-    slots: Tensor  # (S', L) int64
-    rows: Tensor  # as `rows_at`
+    rows: Tensor  # of its slots, as `rows_at`
     first: int  # first sequence
     num_slots: int  # number of slots read
-    store: Store | None = None  # None: PyTorch's operations
 
 
 def mask_in_parts(visible: Tensor, part: int = 256) -> Attend:

@@ -20,7 +20,6 @@ from diagd.models.attention import (
     CrossAttention,
     Lanes,
     StaticKVCache,
-    Store,
     SwiGLU,
     Text,
     attend,
@@ -190,7 +189,6 @@ class Transformer(
         coordinates: Tensor | None = None,
         text: Text | None = None,
         attends: Attends | None = None,
-        store: Store | None = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
         """Run a decoding step (see `CausalModel.forward`), or the plain model without a cache.
@@ -200,7 +198,6 @@ class Transformer(
             text: without a cache, the input of cross-attention; a cache holds its own.
             attends: attention functions, for layers that see everything and for sliding ones,
                 instead of `attend` under the masks of `seen`, or without a cache causally.
-            store: function that rotates a step's queries and keys, and stores keys and values.
             states: gets the input of each layer, and the output of the last one.
         """
         if positions is None:
@@ -213,7 +210,7 @@ class Transformer(
                 raise ValueError("slots and seen must be given with a cache, got None")
             slots, text = slots.expand(tokens.shape), cache.text_of(first, len(tokens))
             rows = rows_at(cache.keys[0], slots, first)
-            lanes = Lanes(slots, rows, first, seen.shape[1], store)
+            lanes = Lanes(rows, first, seen.shape[1])
         stack = self.model
         hidden = stack.embed_tokens(tokens)
         if stack.embed_positions is not None:

@@ -83,10 +83,11 @@ class FirstStage:
         found: its checkpoint.
         model: its decoder.
         steps: the same, prepared for a backend.
+        how: names of the weight type and the backend.
     """
 
-    def __init__(self, found: Checkpoint, model: Transformer, steps: CausalModel) -> None:
-        self.found, self.model, self.steps = found, model, steps
+    def __init__(self, found: Checkpoint, model: Transformer, steps: CausalModel, how: str) -> None:
+        self.found, self.model, self.steps, self.how = found, model, steps, how
         self.defaults, self.hand_over = found.defaults, _hand_over_of(found)
         self._of_size = lru_cache(8)(self._read_text)
 
@@ -117,12 +118,14 @@ class FirstStage:
         backend: Backend,
     ) -> "FirstStage":
         _hand_over_of(found)
-        device, int8 = device_of(str(device)), dtype == "int8"
-        if not isinstance(dtype, torch.dtype):
-            known = "auto" if dtype == "fastest" else dtype  # which may be int8
-            dtype = dtype_of(choose_dtype(known, device, found.config))
-        model = build_model(found, device, dtype)
-        return cls(found, model, prepare(model, backend, int8)[0])
+        device, name = device_of(str(device)), str(dtype).removeprefix("torch.")
+        if name == "fastest" and backend not in ("auto", "native"):
+            name = "auto"  # only our kernels are timed in int8
+        known: Any = name
+        chosen = choose_dtype(known, device, found.config)
+        model = build_model(found, device, dtype_of(chosen))
+        steps, used = prepare(model, backend, chosen == "int8")
+        return cls(found, model, steps, f"{chosen}, {used}")
 
     def _read_text(self, size_px: tuple[int, int]) -> tuple[Checkpoint, TextPrompts]:
         found = of_size(self.found, self.hand_over.side_px, size_px)
@@ -185,7 +188,8 @@ class FirstStage:
 
         The last hidden states (Preview), or the mean of those that the config names (Dev). The
         text's are those of ids below, the image's of ids in the makers' second table; nothing that
-        decoding left is used. The negative prompt goes through it in the same way.
+        decoding left is used. After the C++ kernels the checkpoint is read again. The negative
+        prompt goes through it in the same way.
 
         Args:
             sequence: (B, N) or (N,) int64 of the makers' ids, such as `WrittenPicture.sequence`.
@@ -198,6 +202,9 @@ class FirstStage:
         if not torch.equal(theirs[ours], sequence):
             unknown = int(sequence[theirs[ours] != sequence][0])
             raise ValueError(f"sequence must hold ids of the model, got {unknown}")
+        if not all(one.numel() for one in self.model.parameters()):  # our kernels have used it up
+            dtype = self.model.model.embed_tokens.weight.dtype
+            self.model = build_model(self.found, self.model.device, dtype)
         return self.model.hidden_states(ours.to(self.model.device), self.hand_over.layers)
 
 
@@ -238,4 +245,4 @@ def write_tokens(options: GenerateOptions, found: Checkpoint) -> dict[str, Any]:
         write_bytes(path, save({"tokens": one.tokens, "sequence": one.sequence}))
     note = f"{name}'s diffusion transformer is not run, so tokens are written"
     stats = {"num_tokens": sized.config.tokens_per_frame * len(made), **asdict(made[0].stats)}
-    return report_pictures(options, strategy, stats, str(stage.model.dtype), paths, note)
+    return report_pictures(options, strategy, stats, stage.how, paths, note)

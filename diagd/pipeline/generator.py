@@ -213,6 +213,7 @@ class VideoGenerator:
         seed: int | list[int] = 0,
         text: str | list[str] | Tensor | None = None,
         guidance: float | None = None,
+        on_start: Callable[[DecodingEngine], object] | None = None,
         on_frame: Callable[[int], object] | None = None,
         on_step: Callable[[int], object] | None = None,
     ) -> GeneratedVideo | list[GeneratedVideo]:
@@ -242,6 +243,8 @@ class VideoGenerator:
                 batch. For video models with text, (1, M, size) states of a text encoder, or (B,
                 M, size) for a batch.
             guidance: classifier-free guidance scale, 1 for none; default: the model's own.
+            on_start: called with the engine when it has read the prompts, to watch its streams
+                (see `diagd.pipeline.previews`).
             on_frame: called with the number of decoded frames whenever it grows.
             on_step: called after each step with the number of steps so far.
 
@@ -285,6 +288,7 @@ class VideoGenerator:
             max_slots=max_slots,
             keep_frames=keep_frames,
             frame=self.config.frame,
+            on_start=on_start,
             on_step=on_step,
             on_frame=on_frame and (lambda grids: on_frame(grids * num_frames // num_grids)),
         )

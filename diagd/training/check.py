@@ -128,7 +128,9 @@ def check_clips(folder: Path) -> ClipsReport:
     if (timing := row_timing([clip.movement for clip in clips], ids)).found in WRONG_ROWS:
         wrong = WRONG_ROWS[timing.found]
         if isinstance(vocabulary, VectorActions):
-            notes.append(f"right if actions are forces, which move things a frame later; or {wrong}")
+            notes.append(
+                f"right if actions are forces, which move things a frame later; or {wrong}"
+            )
         else:
             problems.append(wrong)
     uses = {name: _use(name, clips) for name in vocabulary.names}

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from diagd import TokenGrid, VideoGenerator, parse_strategy
 from diagd.data.actions import as_actions, idle_action
+from diagd.decoding.engine import Stream
+from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.strategies.table import Strategy
+from diagd.pipeline.previews import paint, preview_due
 from diagd.pipeline.scenes import model_scenes
 
 try:
@@ -66,6 +69,12 @@ class GenerateImages:
             "step": 0.1,
             "tooltip": "how closely images keep to it; 1: the model as it is; 0: as its makers",
         }
+        shown = {
+            "default": 8,
+            "min": 0,
+            "max": 64,
+            "tooltip": "pictures of the first image while it comes, each as long as painting it",
+        }
         return {
             "required": {
                 "model": ("DIAGD_MODEL",),
@@ -73,6 +82,7 @@ class GenerateImages:
                 "count": ("INT", {"default": 1, "min": 1, "max": 64}),
                 "guidance": ("FLOAT", guided),
                 **HOW,
+                "previews": ("INT", shown),
             }
         }
 
@@ -85,6 +95,7 @@ class GenerateImages:
         strategy: str,
         k: int,
         seed: int,
+        previews: int,
     ) -> tuple[Tensor]:
         """Return images, (count, H_px, W_px, 3) float32 in [0, 1]."""
         if model.defaults.context_frames:
@@ -93,14 +104,17 @@ class GenerateImages:
         if model.text is None:
             said = {"actions": [[text.strip()]] * count}
         chosen = parse_strategy(STRATEGIES[strategy].format(k))
+        progress = Progress(model, chosen, 1, previews)
         images = model.generate(
             [None] * count,
             **said,
             strategy=chosen,
             seed=seed,
             guidance=guidance or None,
-            on_step=Progress(model, chosen, 1),
+            on_start=progress.watch,
+            on_step=progress,
         )
+        progress(progress.total, images[0].frames[0])
         return (_image(torch.cat([one.frames for one in images])),)
 
 
@@ -155,9 +169,10 @@ class ContinueClip:
         for note in prompt.notes:
             logger.warning(note)
         count = model.num_grids(num_frames)
+        said: str | list[str] | None = actions.strip() or None
         if codec is not None:
-            actions = as_actions(actions.strip() or idle_action(codec), codec, count)
-        ids = model.action_ids(actions or None, count, "generated frame")
+            said = as_actions(said or idle_action(codec), codec, count)
+        ids = model.action_ids(said, count, "generated frame")
         chosen = parse_strategy(STRATEGIES[strategy].format(k))
         progress, written = Progress(model, chosen, count), list[Tensor]()
         engine = model.start(prompt, seed=seed)
@@ -168,26 +183,43 @@ class ContinueClip:
             progress(engine.batch.num_steps, pictures[-1][-1])
         if model.tokenizer.temporal_compression > 1:  # painted behind the first of all
             _, before = model.prompt(prompt.frames, prompt.context_actions)
-            pictures = [model.paint(before, torch.cat(written), num_frames)]
+            whole = model.tokenizer.decode_after(before, torch.cat(written))
+            pictures = [whole[-num_frames:].cpu()]
         return _image(torch.cat(pictures)), prompt.fps
 
 
 class Progress:
     """The bar of a node, by steps of the model, and pictures beside it."""
 
-    def __init__(self, model: VideoGenerator, strategy: Strategy, num_frames: int) -> None:
+    def __init__(
+        self, model: VideoGenerator, strategy: Strategy, num_frames: int, num_previews: int = 0
+    ) -> None:
+        self.model, self.strategy, self.num_previews = model, strategy, num_previews
+        self.stream, self.shown = None, 0
         grid = TokenGrid(num_frames, model.height, model.width)
         strategy.check(grid)
         # without a schedule, as many as there may be at most
         self.total = strategy.schedule(grid).num_steps if strategy.has_schedule else grid.num_tokens
         self.bar = ProgressBar and ProgressBar(self.total)
 
+    def watch(self, engine: DecodingEngine) -> None:
+        """Show previews of its first image, too."""
+        self.stream = engine.stream
+
     def __call__(self, num_steps: int, picture: Tensor | None = None) -> None:
         """Show how far it is, and a picture (H_px, W_px, 3) uint8; here ComfyUI may interrupt."""
         if self.bar is not None:
+            if picture is None and self.stream is not None:
+                picture = self._preview(self.stream)
             image = picture if picture is None else Image.fromarray(picture.numpy())
             shown = None if image is None else ("JPEG", image, None)
             self.bar.update_absolute(min(num_steps, self.total), self.total, shown)
+
+    def _preview(self, stream: Stream) -> Tensor | None:
+        self.shown, known = preview_due(stream, self.strategy, self.num_previews, self.shown)
+        if known is None:
+            return None
+        return paint(self.model, stream.frame_under_way().cpu(), known)
 
 
 def _opening(model: VideoGenerator, context_frames: int) -> tuple[Tensor, tuple[str, ...] | None]:

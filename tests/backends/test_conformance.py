@@ -19,7 +19,7 @@ from tests.backends.conformance import (
 )
 from tests.backends.recomputing import Recomputing
 from tests.backends.webgpu.adapter import on_device, on_webgpu
-from tests.models.tiny import KINDS, tiny_model
+from tests.models.tiny import tiny_model
 
 # inductor's own; the second on GPUs that could multiply float32 in 19 bits, which we do not ask for
 pytestmark = [
@@ -32,20 +32,18 @@ def prepared(name, int8=False):
     return lambda model: prepare(model, name, int8)[0]
 
 
-NATIVE = tuple(kind for kind in KINDS if kind != "mammothmoda2")  # it has second MLPs
 # bfloat16 and int8 keep 8 bits of weights and cache, eager also of all between; logits reach 10
 CPU = {
-    "native": UnderTest(prepared("native"), NATIVE, tolerance=5e-6, steadfast=True),
+    "native": UnderTest(prepared("native"), tolerance=5e-6, steadfast=True),
     "native, bfloat16": UnderTest(
         prepared("native"),
-        NATIVE,
         dtype=torch.bfloat16,
         tolerance=0.06,
         rounds=True,
         steadfast=True,
     ),
     "native, int8": UnderTest(
-        prepared("native", int8=True), NATIVE, tolerance=0.08, rounds=True, steadfast=True
+        prepared("native", int8=True), tolerance=0.08, rounds=True, steadfast=True
     ),
     "eager": UnderTest(prepared("eager")),
     "eager, bfloat16": UnderTest(

@@ -77,7 +77,8 @@ def test_steps_compiled_for_their_shapes_write_the_tokens_of_eager_ones():
 
     class ByShape(Compiled[Transformer]):
         def make_step(self, step):
-            def run(lanes, _num_slots, _first=0):
+            def run(steps, _num_slots, _first=0):
+                (lanes,) = steps
                 if lanes.shape not in compiled:
                     compiled[lanes.shape] = compile_for_one_shape(run_step)
                 compiled[lanes.shape](self.model, step, lanes, 64)

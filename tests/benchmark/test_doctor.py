@@ -10,7 +10,14 @@ import diagd
 from diagd.backends import prepare
 from diagd.backends.devices import dtype_of
 from diagd.benchmark import doctor
-from diagd.benchmark.doctor import _detectors, _verdict, _warnings, choices, probe_speed
+from diagd.benchmark.doctor import (
+    _detectors,
+    _verdict,
+    _warnings,
+    choices,
+    probe_memory,
+    probe_speed,
+)
 from diagd.extras import EXTRAS
 from diagd.families.checkpoints import read_config
 from diagd.metrics.detectors import PUBLISHED
@@ -127,3 +134,11 @@ def test_the_speed_is_put_in_words(speed, words):
 @pytest.mark.parametrize("seconds", ["-1", "inf", "nan"])
 def test_a_probe_of_no_length_is_refused(seconds, command):
     command("doctor", "--seconds", seconds).assert_refused("seconds must be 0 or more")
+
+
+def test_a_step_is_compared_with_what_memory_can_do(world):
+    """Asked on a GPU only; here the function runs on the processor."""
+    found = probe_memory(torch.device("cpu"), str(world))
+    assert set(found) == {"step_ms", "bandwidth_share"}
+    assert found["step_ms"] > 0
+    assert 0 < found["bandwidth_share"] < 1.5

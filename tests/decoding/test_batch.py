@@ -15,8 +15,9 @@ from diagd.backends.native.model import NativeModel
 from diagd.decoding import engine
 from diagd.decoding.engine import Batch, Stream
 from diagd.decoding.generate_tokens import write_frames
-from diagd.decoding.model import CausalModel
+from diagd.decoding.model import CausalModel, ModelWrapper, Step, StepFunction
 from diagd.decoding.schedule import FrameFormat
+from diagd.decoding.step import run_steps
 from diagd.models.guidance import GuidedModel
 from tests.decoding.cases import MODELS, NUM_VISUAL, VOCAB_SIZE, model_of
 from tests.models.tiny import KINDS, tiny_model
@@ -105,6 +106,40 @@ def together(
 
 def drawn(temperature: float, *valid_range: int, **options) -> diagd.SamplingOptions:
     return diagd.SamplingOptions(temperature, valid_range=valid_range, **options)  # pyright: ignore[reportArgumentType]
+
+
+class Collecting(ModelWrapper[CausalModel]):
+    """A model that takes some steps at once, and notes how many they were."""
+
+    steps_at_once = 4
+
+    def __init__(self, model: CausalModel) -> None:
+        super().__init__(model)
+        self.taken: list[int] = []
+
+    def make_step(self, step: Step) -> StepFunction:
+        def run(steps: Sequence[Tensor], num_slots: int, first: int = 0) -> None:
+            self.taken.append(len(steps))
+            run_steps(self.model, step, steps, num_slots, first)
+
+        return run
+
+
+def test_steps_wait_for_each_other_until_their_tokens_are_read():
+    request, model = Request(num_frames=3), Collecting(tiny_model())
+    batch = Batch(model, 1, SLOTS + 1)
+    assert torch.equal(together(batch, [request])[0], request.alone(tiny_model()))
+    steps = request.height + request.width - 1
+    assert model.taken == [4, steps - 4] * 3
+
+
+def test_steps_that_wait_run_before_a_prompt_is_read_beside_them_or_memory_changes():
+    requests = [replace(request, sampling=GREEDY) for request in UNLIKE]
+    model = Collecting(tiny_model())
+    found = together(Batch(model, len(requests), SLOTS + 9), requests)
+    for request, frames in zip(requests, found, strict=True):
+        assert torch.equal(frames, request.alone(tiny_model()))
+    assert max(model.taken) > 1
 
 
 UNLIKE = [

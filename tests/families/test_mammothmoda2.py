@@ -24,7 +24,7 @@ from diagd.families.checkpoints import find_model, load_model
 from diagd.families.presets import PRESETS
 from diagd.pipeline.first_stage import FirstStage, of_size
 from diagd.tokenizers.text import TextIds
-from tests.families.images import diagonal_image
+from tests.families.images import check_int8, diagonal_image
 from tests.models.tiny import random_tokens
 
 HEIGHT, WIDTH, SCALE, TEXT = 3, 5, 7.0, "a red house"
@@ -423,8 +423,7 @@ def test_the_command_writes_tokens(draw, stage):
         (["--size", "1024"], "size must look like HEIGHTxWIDTH .*, got '1024'"),
         (["-k", "9"], r"row_lag must be in \[1, width=6\], got 9"),
         (["--frames", "2"], "frames is for other models than MammothModa2"),
-        (["--backend", "native"], "native kernels do not support .*second MLPs"),
-        (["--dtype", "int8"], "int8 needs backend native or webgpu on the cpu"),
+        (["--backend", "eager", "--dtype", "int8"], "int8 needs backend native or webgpu on the"),
         (["--text", " "], "expected a text, got an empty one"),
     ],
 )
@@ -480,9 +479,28 @@ def test_what_does_not_fit_is_said_in_one_line(draw, folder, tmp_path, command, 
     assert not (tmp_path / "ours").exists()
 
 
-def test_kernels_of_ours_refuse_a_second_mlp(folder):
-    with pytest.raises(ValueError, match="second MLPs"):
-        prepare(load_model(folder), "native")
+@pytest.mark.proves("MammothModa2", "int8")
+def test_int8_keeps_the_logits_of_both_mlps(folder, theirs):
+    tokens = random_tokens(2, 41, vocab_size=len(theirs))
+    tokens[:, 1::3] = random_tokens(2, 14, vocab_size=DRAWN)
+    check_int8(folder, tokens, 0.2)  # Preview, whose weights here are rough: 0.14
+
+
+@pytest.mark.proves("MammothModa2", "native")
+def test_cpu_kernels_run_second_mlps_and_webgpu_refuses_them(folder):
+    made = [
+        FirstStage.from_pretrained(folder, dtype="float32", backend=backend).generate(
+            TEXT, SIZE_PX, strategy="k=1", seed=3
+        )[0]
+        for backend in ("eager", "native")
+    ]
+    assert torch.equal(made[0].tokens, made[1].tokens)
+    int8 = FirstStage.from_pretrained(folder, dtype="int8")
+    (written,) = int8.generate(TEXT, SIZE_PX)
+    assert written.stats.num_steps == made[0].stats.num_steps
+    read = FirstStage.from_pretrained(folder, dtype=int8.model.dtype, backend="eager")
+    expected = read.hidden_states(written.sequence)
+    torch.testing.assert_close(int8.hidden_states(written.sequence), expected)
     with pytest.raises(ValueError, match="a second MLP"):
         prepare(load_model(folder), "webgpu")
     with pytest.raises(ValueError, match="no first stage of a hybrid model"):

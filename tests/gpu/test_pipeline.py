@@ -128,7 +128,8 @@ def test_the_benchmark_waits_once_a_run_not_once_a_step(sample, name, gpus):
     before, replays = gpus.waits.total(), gpus.num_replays
     time_rows(rows[:1], 1)  # two runs
     steps = gpus.num_replays - replays
-    assert steps == 60 if sample is None else 8 <= steps < 20
+    # four frames, which are one launch each, or some steps of them
+    assert steps == 4 if sample is None else 8 <= steps < 20
     assert gpus.waits.total() - before < 30
     assert gpus.timed == {torch.cuda.current_stream(device)}
     limits = {"float32": Ceilings(1e9, 1e9)}
@@ -150,4 +151,7 @@ def test_the_doctor_says_what_the_gpu_is(command, gpus):
     outcome = command("doctor", "--device", "cuda", "--seconds", 0, "--json")
     gpu = outcome.document["gpu"]
     assert (gpu["name"], gpu["capability"]) == ("a pretended GPU", "9.0")
+    assert (
+        "backend    cuda-graph" in outcome.err or "starts before the last has ended" in outcome.err
+    )
     assert "gpu        a pretended GPU, 16.0 GiB, 8.0 GiB free; capability 9.0" in outcome.err

@@ -11,7 +11,7 @@ import torch
 
 import diagd
 from diagd.backends import replay
-from diagd.decoding import engine
+from diagd.decoding import step
 from diagd.decoding.engine import Batch, Stream
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import sample
@@ -222,6 +222,7 @@ def a_baked_number(monkeypatch):
         steps = torch.full_like(self.steps, now[0]) if now else self.steps
         return mask(self._replace(steps=steps))
 
+    monkeypatch.setattr(replay.Captured, "steps_at_once", 1)
     monkeypatch.setattr(Batch, "run", counted)
     monkeypatch.setattr(Seen, "mask", planted)
 
@@ -242,14 +243,13 @@ def a_rebound_buffer(monkeypatch):
 
 def tokens_that_are_replaced(monkeypatch):
     """The buffer of tokens moves."""
-    run = engine.run_step
+    run = step.run_step
 
-    def planted(model, step, *arguments):
-        run(model, step, *arguments)
-        step.buffers.tokens = step.buffers.tokens.clone()
+    def planted(model, taken, *arguments):
+        run(model, taken, *arguments)
+        taken.buffers.tokens = taken.buffers.tokens.clone()
 
-    for module in (engine, replay):
-        monkeypatch.setattr(module, "run_step", planted)
+    monkeypatch.setattr(step, "run_step", planted)
 
 
 @pytest.mark.parametrize("plant", [a_baked_number, a_rebound_buffer])

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,8 +14,18 @@ import torch
 
 import diagd
 from diagd.families.checkpoints import write_defaults
-from diagd.families.defaults import image_defaults
-from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames, write_scenes, write_world
+from diagd.families.cosmos import CosmosTokenizer
+from diagd.families.defaults import GenerationDefaults, image_defaults
+from tests.families.cosmos.scripts import write_scripts
+from tests.worlds import (
+    HEIGHT_PX,
+    WIDTH_PX,
+    model_config,
+    random_model,
+    smooth_frames,
+    write_scenes,
+    write_world,
+)
 
 FOLDER = Path(__file__).parents[2] / "integrations/comfyui"
 WIDGETS = {"STRING": str, "INT": int, "FLOAT": float}
@@ -109,6 +120,28 @@ def test_images_are_those_of_the_generator(nodes, images, strategy, k, name):
     assert pixels(made).equal(torch.stack(expected))
 
 
+@pytest.mark.parametrize("strategy", ["diagonal", "raster", "exact"])
+def test_an_image_is_shown_while_it_comes_and_grey_where_it_is_not_written(nodes, images, strategy):
+    (model,) = run(nodes["DiagdLoadModel"], model=images, dtype="float32")
+    settings = {"text": "left", "count": 2, "strategy": strategy, "seed": 5}
+    (made,) = run(nodes["DiagdGenerateImages"], model=model, previews=3, **settings)
+    (bar,) = bars
+    *previews, whole = [torch.tensor(np.array(shown[1])) for _, shown in bar.shown if shown]
+    assert 1 < len(previews) <= 3
+    assert whole.equal(pixels(made[0]))
+    grey = [int((preview == 128).all(-1).sum()) for preview in previews]
+    side = model.tokenizer.compression
+    assert grey == sorted(grey, reverse=True)
+    assert grey[0] >= side**2
+    written = (previews[0][::side, ::side] != 128).any(-1)
+    assert written[0, 0]
+    assert not written[-1, -1]
+    run(nodes["DiagdGenerateImages"], model=model, previews=0, **settings)
+    assert [bool(shown) for _, shown in bars[-1].shown] == [False] * (len(bars[-1].shown) - 1) + [
+        True
+    ]
+
+
 @pytest.mark.parametrize("context", [0, 2])
 def test_a_clip_is_continued_as_by_the_generator_and_shown_while_it_comes(nodes, world, context):
     (model,) = run(nodes["DiagdLoadModel"], model=world, dtype="float32")
@@ -135,6 +168,18 @@ def test_a_clip_may_begin_where_the_world_does_and_idle(nodes, world):
     assert off_by(pixels(frames), expected) <= 1
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_frames_that_a_tokenizer_joins_are_painted_behind_the_clip(nodes, tmp_path):
+    config = replace(model_config(0, 2, 3), vocab_size=64000, image_vocab_size=64000)
+    tokenizer = CosmosTokenizer.from_jit(write_scripts(tmp_path))
+    defaults = GenerationDefaults(context_frames=9, num_frames=8)
+    model = diagd.VideoGenerator(random_model(config), config, tokenizer, None, defaults)
+    clip = smooth_frames(9, 32, 48)
+    given = {"num_frames": 8, "context_frames": 0, "strategy": "diagonal", "k": 1, "seed": 3}
+    continued = nodes["DiagdContinueClip"]().generate(model, "", frames=clip / 255, **given)
+    assert pixels(continued[0]).equal(model.generate(clip, num_frames=8, seed=3).frames)
+
+
 def test_a_bar_that_interrupts_ends_a_node_and_the_model_goes_on(nodes, images, monkeypatch):
     (model,) = run(nodes["DiagdLoadModel"], model=images)
     with monkeypatch.context() as patched:
@@ -142,7 +187,8 @@ def test_a_bar_that_interrupts_ends_a_node_and_the_model_goes_on(nodes, images, 
         with pytest.raises(ZeroDivisionError):
             run(nodes["DiagdGenerateImages"], model=model, text="left")
     run(nodes["DiagdGenerateImages"], model=model, text="left")
-    assert [value for value, _ in bars[-1].shown] == list(range(1, bars[-1].total + 1))
+    steps = range(1, bars[-1].total + 1)
+    assert [value for value, _ in bars[-1].shown] == [*steps, steps[-1]]
 
 
 def test_what_does_not_fit_is_refused_in_a_line(nodes, images, world):

@@ -43,8 +43,8 @@ def rehearsal(world, tmp_path_factory):
     folder = tmp_path_factory.mktemp("gpu")
     (folder / "test_some.py").write_text(TESTS)
     tests, out = folder / "test_some.py", folder / "out"
-    options = Options(out, "cpu", (str(world),), ("triton", "exact"), str(tests))
-    flags = ["--device", "cpu", "--models", world, "--rows", "triton", "exact"]
+    options = Options(out, "cpu", (str(world),), ("triton", "exact"), (), str(tests))
+    flags = ["--device", "cpu", "--models", world, "--rows", "triton", "exact", "--shared"]
     flags += ["--tests", tests, "--out", out]
     process = subprocess.Popen([sys.executable, *map(str, (SCRIPT, *flags))], text=True)
     lines = []
@@ -97,6 +97,51 @@ def test_the_report_names_the_machine_counts_tests_and_fits_a_terminal(rehearsal
     end = " ".join(text.split("## How to send it to us")[1].split())
     assert "Open an issue" in end
     assert "attach this file" in end
+
+
+def test_what_many_share_is_a_table(tmp_path, monkeypatch):
+    flags = "--model iris --sequences 1 3 --strategies raster k=1 --repeats 1 --dtype float32"
+    monkeypatch.setitem(gpu_report.SHARED, "players of iris", flags)
+    options = Options(tmp_path, "cpu", (), (), ("players of iris",), "")
+    with redirect_stdout(StringIO()):
+        assert gpu_report.main(options)
+    text = (tmp_path / "REPORT.md").read_text()
+    assert "### players of iris\n\nfloat32, backend " in text
+    rows = read_json_lines(tmp_path / "pieces.jsonl")[-1]["document"]["rows"]
+    assert [(row["sequences"], row["strategy"], row["steps"]) for row in rows] == [
+        *((1, "raster", 32), (1, "k=1", 14)),
+        *((3, "raster", 32), (3, "k=1", 14)),
+    ]
+    for row in rows:
+        assert row["frames_per_second"] == pytest.approx(
+            row["sequences"] * row["frames_per_second_each"]
+        )
+        assert f"| {row['sequences']} | {row['strategy']} | {row['steps']} | " in text
+
+
+def test_a_script_that_writes_a_file_is_a_table(tmp_path, monkeypatch):
+    flags = "runs.serve_load --parts closed --shape tiny --grid 3x5 --clients 1 2 --out {folder}"
+    monkeypatch.setitem(gpu_report.WRITTEN, "clients", f"{flags} --strategies k=1")
+    with redirect_stdout(StringIO()):
+        assert gpu_report.main(Options(tmp_path, "cpu", (), (), ("clients",), ""))
+    text = (tmp_path / "REPORT.md").read_text()
+    assert "### clients\n\n| strategy | batch | clients | images_per_minute |" in text
+    assert "| k=1 | on | 2 | " in text
+
+
+def test_when_time_is_over_no_piece_is_begun_and_the_next_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_report, "document_of", lambda *_: pytest.fail("a piece was begun"))
+    options = Options(tmp_path, "cpu", (), (), ("players of doom",), "", total_minutes=-1)
+    with redirect_stdout(StringIO()):
+        assert gpu_report.main(options)
+    text = (tmp_path / "REPORT.md").read_text()
+    assert "- players of doom: skipped: time was over" in text
+
+
+def test_what_tells_most_comes_first():
+    asked = list(gpu_report.pieces(Options(device="cpu"), FACTS))
+    assert asked[:5] == ["tests", *(f"{name}, triton" for name in Options.models)]
+    assert asked.index("doom, int8") < asked.index("players of doom") < asked.index("doom, hf")
 
 
 def test_the_widest_row_of_a_gpu_fits_a_terminal():

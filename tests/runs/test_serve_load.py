@@ -1,4 +1,8 @@
+import importlib
+
+import pytest
 import torch
+import tyro
 
 from diagd.pipeline.generator import VideoGenerator
 from runs.serve_load import NAMES, play, quantiles, write_images
@@ -24,3 +28,13 @@ def test_players_share_the_frames_of_a_load(tmp_path):
     assert served.scheduler.frames >= 3 * (1 + 2)  # one each to warm up
     assert (row["clients"], 0 < row["p50_s"] <= row["p99_s"]) == (3, True)
     assert row["of_each"] <= row["frames_per_second"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+@pytest.mark.parametrize("script", ["serve_load", "glm_stage"])
+def test_a_device_that_is_not_there_is_refused_before_work_begins(script, tmp_path):
+    run = importlib.import_module(f"runs.{script}")
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match="device 'cuda' is not available"):
+        run.main(tyro.cli(run.Options, args=["--device", "cuda", "--out", str(out)]))
+    assert not out.exists()

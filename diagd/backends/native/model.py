@@ -227,7 +227,7 @@ class NativeModel(CausalModel):
         num_fields = 11 if self.config.on_grid else 8
         records = [ctypes.byref(one) for one in (self._laid_out.record, fed, space)]
 
-        def run(lanes: Tensor, max_slots: int, first: int = 0) -> None:
+        def take(lanes: Tensor, max_slots: int, first: int) -> None:
             assert drawings  # kept alive with the step, like the buffers
             count, width = check_lanes(lanes, first, sequences, num_fields)
             read, threads = min(whole_blocks(max_slots, BLOCK), num_slots), self.num_threads
@@ -237,6 +237,10 @@ class NativeModel(CausalModel):
             fed.seconds, fed.threads = address(self.seconds), threads
             self._laid_out.check_room(count, width, read, threads)
             check_step_end(self._take(*records), fed)
+
+        def run(steps: Sequence[Tensor], max_slots: int, first: int = 0) -> None:
+            for lanes in steps:
+                take(lanes, max_slots, first)
 
         return run
 

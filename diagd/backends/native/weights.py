@@ -56,8 +56,8 @@ HIGHEST_GAIN = 3  # times the median: 1.6 at most in the bundled worlds, 14 in S
 
 
 def has_kernels(config: ModelConfig) -> bool:
-    others = config.context_size, config.position_table, config.visual_mlp_layers
-    return not any(others) and config.mlp != "exact_gelu" and config.head_dim <= MAX_HEAD_DIM
+    others = config.context_size or config.position_table
+    return not others and config.mlp != "exact_gelu" and config.head_dim <= MAX_HEAD_DIM
 
 
 def has_outliers(model: Transformer) -> bool:
@@ -88,7 +88,7 @@ class NativeWeights:
         if not has_kernels(config):
             raise ValueError(
                 "native kernels do not support cross-attention, position tables, exact GELU in "
-                f"MLPs, second MLPs or head_dim above {MAX_HEAD_DIM}, got {config.head_dim}"
+                f"MLPs or head_dim above {MAX_HEAD_DIM}, got {config.head_dim}"
             )
         if weights == "int8" and (size := config.head_dim) > MAX_DUOS:
             raise ValueError(f"native int8 kernels need head_dim <= {MAX_DUOS}, got {size}")
@@ -114,11 +114,13 @@ class NativeWeights:
             check_memory(4 * numbers, f"a step of {batch} x {lanes} lanes")
 
     def _layer(self, block: Block) -> Record:
-        attention, mlp = block.self_attn, block.mlp
+        attention = block.self_attn
         qkv = attention.q_proj, attention.k_proj, attention.v_proj
-        up = (mlp.gate_proj, mlp.up_proj) if isinstance(mlp, SwiGLU) else (mlp.up_proj,)
-        out, down = (attention.o_proj,), (mlp.down_proj,)
-        products = {"qkv": qkv, "out": out, "gate_up": up, "down": down}
+        products: dict[str, tuple[nn.Linear, ...]] = {"qkv": qkv, "out": (attention.o_proj,)}
+        for prefix, mlp in (("", block.mlp), ("visual_", block.visual_mlp)):
+            if mlp is not None:
+                up = (mlp.gate_proj, mlp.up_proj) if isinstance(mlp, SwiGLU) else (mlp.up_proj,)
+                products |= {f"{prefix}gate_up": up, f"{prefix}down": (mlp.down_proj,)}
         norms = {
             "norm1": block.input_layernorm,
             "norm2": block.post_attention_layernorm,
@@ -131,7 +133,7 @@ class NativeWeights:
         for name, parts in products.items():
             weights: list[Tensor] = [part.weight for part in parts]
             biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
-            if name == "gate_up":  # each half begins a new block
+            if name.endswith("gate_up"):  # each half begins a new block
                 weights = [self._pad(weight, 0) for weight in weights]
                 biases = [self._pad(bias, 0) for bias in biases]
             found[name], found[f"{name}_scale"] = self._matrix(torch.cat(weights))

@@ -8,7 +8,7 @@ tokens stay on the device: `Buffers.tokens` fetches them when read.
 import importlib
 from collections.abc import Iterator, Sequence
 from ctypes import Structure
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +28,7 @@ from diagd.backends.webgpu.shader import (
     shader_of,
     weights_of,
 )
-from diagd.decoding.model import Buffers, CausalModel, ModelShape, Step, StepFunction
+from diagd.decoding.model import CausalModel, ModelShape, Step, StepFunction
 from diagd.decoding.schedule import Section
 from diagd.decoding.step import BLOCK, Lanes, whole_blocks
 from diagd.decoding.visibility import Seen
@@ -152,67 +152,14 @@ class WebGPUCache:
         return torch.frombuffer(bytearray(data), dtype=dtype)
 
 
-class WebGPUBuffers(Buffers):
-    """Buffers whose tokens are fetched from the device when they are read."""
-
-    tokens_here: Tensor
-    recorded: "Recorded | None" = None
-
-    @property
-    def tokens(self) -> Tensor:
-        if self.recorded is not None:
-            recorded, self.recorded = self.recorded, None
-            recorded.submit()
-        return self.tokens_here
-
-    @tokens.setter
-    def tokens(self, tokens: Tensor) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        self.tokens_here = tokens
-
-
-class Recorded:
-    """Steps waiting for submission, under one state of the slots."""
-
-    def __init__(self, step: Step) -> None:
-        self.step = step
-        self.held, self.fed_at = step.buffers.held.clone(), step.buffers.fed_at.clone()
-        self.steps: list[tuple[Tensor, int]] = []  # lanes (8, 1, L), slots to read
-
-    def fits(self, step: Step) -> bool:
-        same = torch.equal(self.held, step.buffers.held)
-        return self.step is step and same and torch.equal(self.fed_at, step.buffers.fed_at)
-
-    def submit(self) -> None:
-        """Run all steps in one submission, and fetch the tokens."""
-        buffers, drawing = self.step.buffers, self.step.drawings[0]
-        tokens, cache = buffers.tokens, buffers.cache
-        model: WebGPUModel = cache.model
-        rules = rules_of(drawing.sampling, model.vocab_size)
-        slots = tokens.shape[1]
-        lanes = Lanes.of(torch.cat([lanes[:, 0] for lanes, _ in self.steps], 1))
-        # positions may exceed int32; only their order matters, except in a table
-        base = int(self.held.max()) if model.relative_positions else 0
-        fields = [lanes.positions - base, *lanes[1:8]]
-        fields += drawing.ranges.at(lanes.rows, lanes.columns).unbind()
-        held = (self.held[0] - base).clamp(min=-(2**31))
-        seeds = torch.stack([buffers.seeds, buffers.seeds >> 32], 1)  # 32 bits each
-        state = [tokens[0], held, self.fed_at[0], seeds[0]]
-        tasks, first = [], 0
-        for one, reach in self.steps:
-            tasks.append(model.task(one.shape[2], slots, slots, reach, first=first, **rules))
-            first += one.shape[2] * model.lane
-        memory = torch.cat([part.to(torch.int32) for part in state])
-        told = model.lanes_of(fields, lanes.positions, lanes.coordinates)
-        model.submit(cache, Batch(tasks, told, memory, True))
-        tokens.copy_(cache.read("memory", torch.int32, 0, slots)[None])
-
-
 class WebGPUModel(CausalModel):
     """A `Transformer` behind the same protocol, its weights copied to a GPU, optionally as int8.
 
     It decodes one sequence at a time. Tokens, masks and logits are on the CPU. Draws equal those of
     `sample` except for rounding.
     """
+
+    steps_at_once = 1024  # a submission; frames of most models
 
     def __init__(self, model: Transformer, int8: bool = False) -> None:
         dtype = torch.int8 if int8 else model.dtype
@@ -250,22 +197,31 @@ class WebGPUModel(CausalModel):
             )
         return WebGPUCache(self, num_slots)
 
-    def make_buffers(self, batch_size: int, num_slots: int, context: Tensor | None) -> Buffers:
-        return WebGPUBuffers(**vars(super().make_buffers(batch_size, num_slots, context)))
-
     def make_step(self, step: Step) -> StepFunction | None:
-        buffers = step.buffers
-        if not step.is_plain or not isinstance(buffers, WebGPUBuffers):
-            return None
+        return partial(self._take, step) if step.is_plain else None
 
-        def run(lanes: Tensor, num_slots: int, _first: int = 0) -> None:
-            if buffers.recorded is None or not buffers.recorded.fits(step):
-                _ = buffers.tokens  # recorded steps run now
-                buffers.recorded = Recorded(step)
-            reach = min(whole_blocks(num_slots, BLOCK), buffers.held.shape[1])
-            buffers.recorded.steps.append((lanes, reach))
-
-        return run
+    def _take(self, step: Step, steps: Sequence[Tensor], num_slots: int, _first: int = 0) -> None:
+        """Run steps in one submission, and fetch the tokens."""
+        buffers, drawing = step.buffers, step.drawings[0]
+        tokens, cache, slots = buffers.tokens, buffers.cache, buffers.tokens.shape[1]
+        reach = min(whole_blocks(num_slots, BLOCK), slots)
+        rules = rules_of(drawing.sampling, self.vocab_size)
+        lanes = Lanes.of(torch.cat([lanes[:, 0] for lanes in steps], 1))
+        # positions may exceed int32; only their order matters, except in a table
+        base = int(buffers.held.max()) if self.relative_positions else 0
+        fields = [lanes.positions - base, *lanes[1:8]]
+        fields += drawing.ranges.at(lanes.rows, lanes.columns).unbind()
+        held = (buffers.held[0] - base).clamp(min=-(2**31))
+        seeds = torch.stack([buffers.seeds, buffers.seeds >> 32], 1)  # 32 bits each
+        state = [tokens[0], held, buffers.fed_at[0], seeds[0]]
+        tasks, start = [], 0
+        for one in steps:
+            tasks.append(self.task(one.shape[2], slots, slots, reach, first=start, **rules))
+            start += one.shape[2] * self.lane
+        memory = torch.cat([part.to(torch.int32) for part in state])
+        told = self.lanes_of(fields, lanes.positions, lanes.coordinates)
+        self.submit(cache, Batch(tasks, told, memory, True))
+        tokens.copy_(cache.read("memory", torch.int32, 0, slots)[None])
 
     def forward(
         self,

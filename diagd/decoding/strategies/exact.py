@@ -199,7 +199,7 @@ def _draft_next(
     stream: Stream, layout: SequenceLayout, drafts: Drafts, frame: int, base: int
 ) -> None:
     if fresh := drafts.unfed(frame):
-        positions = torch.tensor(fresh, device=stream.tokens.device) + base
+        positions = torch.tensor(fresh, device=stream.batch.device) + base
         newest = stream.tokens[0, stream.slots_at(positions - layout.slots_per_frame)]
         stream.write(stream.slots_at(positions), newest)
 
@@ -220,8 +220,9 @@ def _ask(
         of_padding.slots.fill_(stream.batch.scratch)
         of_padding.outputs.fill_(stream.batch.scratch)
         lanes = torch.cat([lanes, padding], dim=2)
-    if stream.model.replays or not stream.held.is_cpu:
-        lanes = lanes.to(stream.held.device)
+    device = stream.batch.device
+    if stream.model.replays or device.type != "cpu":
+        lanes = lanes.to(device)
         lane = Lanes.of(lanes[..., :count])
     stream.feed_at(lane.slots[0], stream.num_steps)
     return NextStep(lanes, count, end, num_whole), stream.tokens[0, lane.outputs[0]]

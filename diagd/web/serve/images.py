@@ -7,7 +7,6 @@ import time
 from collections import OrderedDict
 from typing import Annotated, Any, Literal, NamedTuple
 
-import torch
 from PIL import Image
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -16,12 +15,11 @@ from torch import Tensor
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.guard import STRICT
 from diagd.web.serve.errors import ApiError, refusing
-from diagd.web.serve.scheduler import Job, Update, Updates
+from diagd.web.serve.scheduler import Job, Updates
 from diagd.web.serve.settings import MAX_IMAGES, Settings
 
 MAX_PREVIEWS = 64  # of an image
 MAX_PROMPT = 32_000  # characters, as there
-GREY = 128  # pixel value where no token is written yet
 KEPT_PICTURES, KEPT_SECONDS = 256, 600.0  # for response_format url
 QUALITY = {"png": {}, "jpeg": {"quality": 95, "subsampling": 0}, "webp": {"quality": 90}}
 
@@ -96,25 +94,6 @@ def image_jobs(
         )
         for number in range(asked.n or 1)
     ]
-
-
-@torch.inference_mode()
-def paint(world: VideoGenerator, update: Update) -> Tensor:
-    """Return the picture of an image, (H_px, W_px, 3) uint8, grey where no token is written yet.
-
-    The tokenizer decodes the token above in place of a missing one.
-    """
-    tokens, known = update.tokens.clone(), update.known
-    if known is not None:
-        tokens[0, ~known[0]] = tokens[0, 0]
-        for row in range(1, len(tokens)):
-            tokens[row] = torch.where(known[row], tokens[row], tokens[row - 1])
-    pixels = world.tokenizer.decode(tokens[None].to(world.model.device))[-1].cpu()
-    if known is not None:
-        side = world.tokenizer.compression
-        written = known.repeat_interleave(side, 0).repeat_interleave(side, 1)
-        pixels[~written[:, : pixels.shape[1]]] = GREY  # a row-end column has no pixels
-    return pixels
 
 
 def encode(pixels: Tensor, output_format: str) -> bytes:

@@ -10,18 +10,18 @@ import math
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from time import monotonic
 
-import torch
 from torch import Tensor
 
 from diagd.decoding.engine import Batch, Stream
 from diagd.decoding.generate_tokens import write_frames
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.schedule import FrameFormat, Order, steps_of_frame
+from diagd.decoding.schedule import FrameFormat
 from diagd.decoding.strategies.table import Strategy
+from diagd.pipeline.previews import preview_due
 from diagd.web.model_thread import tried
 from diagd.web.serve.errors import ApiError
 
@@ -129,29 +129,11 @@ class Job:
             if self.is_done:
                 self.stop()
             return update
-        if self.previewed < self.num_previews and stream.num_steps:
-            return self._preview(stream)
-        return None
-
-    def _preview(self, stream: Stream) -> Update | None:
-        """Return a preview if one is due: after equal shares of the steps, or of exact tokens."""
-        grid = stream.frame.grid
-        if self.strategy.has_schedule:
-            order, done = self.strategy.schedule(grid), stream.num_steps
-            written_at, total = _written_at(order), order.num_steps
-        else:
-            done, total = sum(one.num_accepted for one in stream.verified), grid.num_tokens
-            written_at = torch.arange(total)
-        if (due := done * (self.num_previews + 1) // total) <= self.previewed:
+        counts = self.num_previews, self.previewed
+        self.previewed, known = preview_due(stream, self.strategy, *counts)
+        if known is None:
             return None
-        self.previewed = due
-        known = (written_at < done).view(grid.height, grid.width)
         return Update(self.num_frames, stream.frame_under_way().cpu(), known)
-
-
-@lru_cache(maxsize=16)
-def _written_at(order: Order) -> Tensor:
-    return torch.tensor(steps_of_frame(order))
 
 
 class Scheduler:

@@ -20,6 +20,7 @@ from diagd.backends.devices import device_of
 from diagd.data.video import encode_video
 from diagd.decoding.engine import Batch
 from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.previews import paint
 from diagd.web.guard import read_body, read_json
 from diagd.web.model_thread import Painter
 from diagd.web.serve.errors import ApiError, refusing
@@ -33,7 +34,6 @@ from diagd.web.serve.images import (
     encode,
     image_jobs,
     makes_images,
-    paint,
     size_of,
     usage_of,
 )
@@ -107,7 +107,7 @@ class Service:
     async def picture(self, update: Update, output_format: str) -> bytes:
         """Return the encoded picture of an update."""
         assert self.world is not None
-        pixels = await self.paint(partial(paint, self.world, update))
+        pixels = await self.paint(partial(paint, self.world, update.tokens, update.known))
         return await asyncio.to_thread(encode, pixels, output_format)
 
     def paint(self, painting: Callable[[], Tensor]) -> asyncio.Future[Tensor]:

@@ -70,11 +70,11 @@ async def read_request(body: bytes, request: Request) -> tuple[VideoRequest, byt
 
     whole = Request(request.scope, receive)  # the size was checked before
     limits = {"max_files": 1, "max_fields": MAX_FIELDS, "max_part_size": MAX_ACTIONS}
-    async with whole.form(**limits) as form:
-        clip = form.get("clip")
-        data = await clip.read() if isinstance(clip, UploadFile) else b""
-        fields = {name: value for name, value in form.items() if isinstance(value, str)}
-    with refusing(None):
+    with refusing(None):  # older Starlettes leave errors of the parser to us
+        async with whole.form(**limits) as form:
+            clip = form.get("clip")
+            data = await clip.read() if isinstance(clip, UploadFile) else b""
+            fields = {name: value for name, value in form.items() if isinstance(value, str)}
         asked = read_json(VIDEO_REQUEST, {"clip": "", **fields}, "request")
     return asked, data
 

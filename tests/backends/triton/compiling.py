@@ -1,44 +1,71 @@
-"""Compile our kernels, as a step launches them, for a GPU that is not there; nothing runs.
+"""Launch a step's kernels, compiled for a GPU that is not there; nothing runs.
 
-    python -m tests.backends.triton.compiling 90      # JSON, a line for each kernel
+    python -m tests.backends.triton.compiling 90          # JSON, a line for each kernel
+    python -m tests.backends.triton.compiling launches    # JSON, a line for each model
 
-The functions that launch are called with tensors of true sizes on the CPU; Triton's launch is
+A step is taken over tensors of true sizes that have no memory (device `meta`). Triton's launch is
 stopped after it has compiled. What a kernel uses is read from the binary by NVIDIA's `cuobjdump`,
-which the Triton wheel brings.
+which the Triton wheel brings; what it loads, and when, from its PTX (`ptx.py`).
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
+import itertools
 import json
 import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-HALF = torch.bfloat16
-STEPS = {  # query heads, key heads, head size, lanes, slots, type
-    "cosmos k=1": (32, 8, 128, 65, 12800, HALF),
-    "cosmos raster": (32, 8, 128, 1, 12800, HALF),
-    "mc-ar-300m k=1": (16, 4, 64, 14, 5552, HALF),
-    "wham-1.6b k=1": (18, 18, 128, 18, 5560, HALF),
-    "heads of 80": (8, 4, 80, 20, 1000, torch.float16),
-    "heads of 256": (8, 4, 256, 20, 1000, HALF),
-    "float32": (32, 8, 128, 65, 12800, torch.float32),
-}
-DRAWS = {  # vocabulary, type, temperature, top_k, top_p, exclusive, ranges by place
-    "cosmos greedy": (64000, HALF, 0.0, 0, 1.0, False, False),
-    "cosmos sampled": (64000, HALF, 1.0, 0, 1.0, False, False),
-    "mc-ar top-p": (8262, HALF, 1.0, 0, 0.8, False, False),
-    "wham": (16452, HALF, 0.9, 0, 0.97, True, True),
-    "everything": (8262, torch.float32, 1.0, 50, 0.8, False, True),
-}
+from diagd.backends.linears import merge_linears, round_linears
+from diagd.backends.triton.model import TritonModel
+from diagd.decoding.model import Drawing, Step
+from diagd.decoding.sampling import SamplingOptions, ValidRanges
+from diagd.families.presets import PRESETS
+from diagd.models.config import ModelConfig
+from diagd.models.transformer import Transformer
+from tests.backends.triton.ptx import WAIT, accesses
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+EARLY = 90  # capability from which kernels start before the one before has ended
+
+
+class Case(NamedTuple):
+    """Steps of a model to compile."""
+
+    preset: str
+    dtype: torch.dtype
+    lanes: tuple[int, ...]
+    int8: bool = False
+
+
+CASES = (
+    Case("mc-ar-doom", BF16, (14,)),
+    Case("mc-ar-300m", BF16, (1, 14, 65, 128)),
+    Case("mc-ar-300m", FP16, (40,)),
+    Case("mc-ar-300m", FP32, (14,)),
+    Case("mc-ar-300m", BF16, (1, 65), int8=True),
+    Case("wham-1.6b", BF16, (18, 40)),
+    Case("cosmos-4b", BF16, (65,)),
+    Case("cosmos-4b", BF16, (1,), int8=True),
+    Case("llamagen-3b", BF16, (2,)),
+    Case("chameleon-7b", BF16, (32,)),
+    Case("glm-image-9b", BF16, (1, 32)),
+)
+
+LAUNCHED = "mc-ar-doom", "mc-ar-300m", "wham-1.6b", "cosmos-4b"
 
 
 class Absent:
@@ -60,6 +87,40 @@ class Absent:
         return 0
 
 
+@contextmanager
+def stopped(launch: Callable[..., Any]) -> Iterator[None]:
+    """Call a function instead of each launch of a kernel."""
+    own, JITFunction.run = JITFunction.run, lambda *given, **settings: launch(*given, **settings)
+    try:
+        yield
+    finally:
+        JITFunction.run = own
+
+
+def take_step(
+    config: ModelConfig,
+    case: Case,
+    lanes: int,
+    dependent: bool,
+    mode: AbstractContextManager[Any],
+) -> None:
+    """Take a sampled step of a model that has shapes and no memory, in a mode of PyTorch's."""
+    with torch.device("meta"), torch.no_grad():
+        plain = Transformer(config).to(device="meta", dtype=case.dtype)
+        merged = merge_linears(plain, pack=False)
+        merged = round_linears(merged, case.dtype) if case.int8 else merged
+        model, slots = TritonModel(merged, dependent), config.max_positions + 1
+        text = torch.empty(1, 77, config.context_size) if config.context_size else None
+        space = model.make_buffers(1, slots, text)
+        ranges = ValidRanges(0, config.image_vocab_size, None)
+        step = Step(space, (Drawing(1, SamplingOptions(1.0, top_p=0.8), ranges),))
+        packed = torch.zeros(11 if config.on_grid else 8, 1, lanes, dtype=torch.int64)
+        run = model.make_step(step)
+        assert run is not None
+        with mode:
+            run([packed], slots - 1)
+
+
 def usage(kernel: Any) -> dict[str, int]:
     """Return registers, and bytes of stack, local (both: spills) and shared memory."""
     with tempfile.TemporaryDirectory() as folder:
@@ -76,41 +137,58 @@ def usage(kernel: Any) -> dict[str, int]:
     }
 
 
-def main(capability: int) -> None:
-    """Compile every kernel of STEPS and DRAWS for a capability, such as 90."""
+def compile_all(capability: int) -> None:
+    """Compile every kernel of one layer of CASES for a capability, such as 90."""
     triton.runtime.driver.set_active(Absent(capability))
-    compiled: list[Any] = []
-    launch = JITFunction.run
+    launch, found = JITFunction.run, set[str]()
 
-    def stop(self: Any, *arguments: Any, **settings: Any) -> None:
-        compiled.append(launch(self, *arguments, **{**settings, "warmup": True}))
+    def compile_only(self: Any, *arguments: Any, **settings: Any) -> None:
+        kernel = launch(self, *arguments, **{**settings, "warmup": True})
+        if kernel.hash in found:
+            return
+        found.add(kernel.hash)
+        row = {"case": name, "kernel": kernel.metadata.name, **usage(kernel)}
+        if WAIT in kernel.asm["ptx"]:
+            row |= accesses(kernel.asm["ptx"], kernel.src.signature)
+        print(json.dumps(row), flush=True)
 
-    JITFunction.run = stop
-    from diagd.backends.triton.attention import attend_slots, rotate_and_store
-    from diagd.backends.triton.sampling import draw
+    with stopped(compile_only):
+        for case in CASES:
+            one = replace(PRESETS[case.preset], num_layers=1)
+            for lanes in case.lanes:
+                name = f"{case.preset}, {case.dtype}, {lanes} lanes{', int8' * case.int8}"
+                take_step(one, case, lanes, capability >= EARLY, nullcontext())
 
-    def report(case: str) -> None:
-        for kernel in compiled:
-            row = {"case": case, "kernel": kernel.metadata.name, **usage(kernel)}
-            print(json.dumps(row), flush=True)
-        compiled.clear()
 
-    for case, (heads, kv_heads, size, lanes, slots, dtype) in STEPS.items():
-        queries = torch.empty(1, lanes, heads, size, dtype=dtype).transpose(1, 2)
-        cached = torch.empty(2, 1, kv_heads, slots + 1, size, dtype=dtype)[:, :, :, :slots]
-        at, held = (torch.zeros(1, count, dtype=torch.int64) for count in (lanes, slots))
-        attend_slots(queries, *cached, at, at, held, held)
-        turns = torch.empty(2, 1, lanes, size // 2, dtype=dtype)
-        rotate_and_store(queries, *cached[:, :, :, :lanes], *turns, at, *cached)
-        report(case)
-    for case, (vocab_size, dtype, temperature, top_k, top_p, exclusive, by_place) in DRAWS.items():
-        lane = torch.zeros(1, 14, dtype=torch.int64)
-        places = torch.zeros(3, 5, 2, dtype=torch.int64) if by_place else None
-        logits = torch.empty(1, 14, vocab_size, dtype=dtype)
-        rest = lane[:, 0], lane, lane, lane, temperature, top_k, top_p, exclusive
-        draw(logits, places, 0, vocab_size, *rest)
-        report(case)
+class Launches(TorchDispatchMode):
+    """Count what a step launches: our kernels by name, and PyTorch's operators but views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        self.counts[f"torch.{name}"] += not (func.is_view or name in NO_LAUNCH)
+        return func(*args, **(kwargs or {}))
+
+    def launch(self, kernel: Any, *_: Any, **__: Any) -> None:
+        """Count one of ours."""
+        self.counts[kernel.__name__] += 1
+
+
+NO_LAUNCH = ("empty", "new_empty", "_unsafe_view", "lift_fresh")  # memory, and no views by name
+
+
+def count_launches() -> None:
+    """Count the launches of whole steps, by name."""
+    for preset, int8 in itertools.product(LAUNCHED, (False, True)):
+        count, case = Launches(), Case(preset, BF16, (14,), int8)
+        with stopped(count.launch):
+            take_step(PRESETS[preset], case, 14, True, count)
+        counts = {name: number for name, number in count.counts.items() if number}
+        print(json.dumps({"preset": preset, "int8": int8, "launches": counts}))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    count_launches() if sys.argv[1] == "launches" else compile_all(int(sys.argv[1]))

@@ -1,7 +1,8 @@
 """`diagd/backends/triton/attention.py` against the words of the visibility rule, in float64."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from diagd.decoding.visibility import EVERYTHING, NEVER
-from diagd.models.rotary import rotate
+from diagd.backends.triton.launching import MAX_COUNTERS
+from diagd.decoding.visibility import NEVER, Seen
 from tests.backends.triton.interpreter import DEVICE, multiply_bfloat16
 
 from diagd.backends.triton import attention  # isort: skip
@@ -23,10 +24,18 @@ TOLERANCE = {torch.float32: 3e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 class Step:
     """What attention is given, in buffers whose every other number is NaN."""
 
-    queries: Tensor
+    queries: Tensor  # (B, L, heads, D)
     keys: Tensor
     values: Tensor
-    rule: tuple[Tensor, Tensor, Tensor, Tensor]  # positions, steps, held, fed_at of each sequence
+    seen: Seen
+
+    def attend(self, seen: Seen | None = None) -> Tensor:
+        """Attend; the counters are left as they were found."""
+        counters = torch.zeros(MAX_COUNTERS, dtype=torch.int32, device=DEVICE)
+        given = self.queries, self.keys, self.values, seen or self.seen
+        out = attention.attend_slots(*given, counters)
+        assert not counters.any()
+        return out
 
 
 def inside_of_nan(numbers: Tensor, dtype: torch.dtype, axis: int) -> Tensor:
@@ -75,19 +84,21 @@ def draw_step(
     queries = torch.randn(batch, lanes, kv_heads * group, size, generator=generator)
     keys, values = torch.randn(2, batch, kv_heads, slots, size, generator=generator)
     return Step(
-        inside_of_nan(queries, dtype, 1).transpose(1, 2),
+        inside_of_nan(queries, dtype, 1),
         inside_of_nan(keys, dtype, 2),
         inside_of_nan(values, dtype, 2),
-        (among_others(positions), among_others(steps), among_others(held), among_others(fed_at)),
+        Seen(
+            among_others(positions), among_others(steps), among_others(held), among_others(fed_at)
+        ),
     )
 
 
-def by_the_words(step: Step, window: int) -> Tensor:
+def by_the_words(step: Step) -> Tensor:
     """Attend head by head and lane by lane; a lane that sees nothing gets zeros."""
     queries, keys, values = (t.double().cpu() for t in (step.queries, step.keys, step.values))
-    out = torch.zeros_like(queries)
-    group = queries.shape[1] // keys.shape[1]
-    for row, rule in enumerate(zip(*(one.tolist() for one in step.rule), strict=True)):
+    out, window = torch.zeros_like(queries), step.seen.window
+    group = queries.shape[2] // keys.shape[1]
+    for row, rule in enumerate(zip(*(one.tolist() for one in step.seen[:4]), strict=True)):
         positions, steps, held, fed_at = rule
         for lane, (position, now) in enumerate(zip(positions, steps, strict=True)):
             seen = [
@@ -96,17 +107,18 @@ def by_the_words(step: Step, window: int) -> Tensor:
                 if place == position
                 or (place < position and fed <= now and position - place < window)
             ]
-            for head in range(queries.shape[1]):
+            for head in range(queries.shape[2]):
                 theirs = keys[row, head // group, seen]
-                scores = theirs @ queries[row, head, lane] / math.sqrt(queries.shape[3])
-                out[row, head, lane] = scores.softmax(0) @ values[row, head // group, seen]
+                scores = theirs @ queries[row, lane, head] / math.sqrt(queries.shape[3])
+                out[row, lane, head] = scores.softmax(0) @ values[row, head // group, seen]
     return out
 
 
-def check(step: Step, window: int = EVERYTHING) -> None:
-    out = attention.attend_slots(step.queries, step.keys, step.values, *step.rule, window)
-    expected, tolerance = by_the_words(step, window), TOLERANCE[step.queries.dtype]
+def check(step: Step) -> None:
+    out, expected = step.attend(), by_the_words(step)
+    tolerance = TOLERANCE[step.queries.dtype]
     assert out.dtype == step.queries.dtype
+    assert torch.equal(out, step.attend())
     torch.testing.assert_close(out.double().cpu(), expected, atol=tolerance, rtol=tolerance)
 
 
@@ -139,52 +151,51 @@ def test_a_stream_may_have_run_for_a_year():
 
 @pytest.mark.parametrize("window", [1, 40])
 def test_sliding_layers_see_the_last_positions(window):
-    check(draw_step(1, 2, 2, 8, 7, 200, start=17 * 10**9), window)
+    step = draw_step(1, 2, 2, 8, 7, 200, start=17 * 10**9)
+    check(replace(step, seen=step.seen.within(window)))
 
 
 def test_what_hidden_slots_hold_changes_no_bit():
     step = draw_step(1, 2, 1, 18, 7, 200)
-    out = attention.attend_slots(step.queries, step.keys, step.values, *step.rule)
-    (hidden,) = step.rule[3] == NEVER
+    out = step.attend()
+    (hidden,) = step.seen.fed_at == NEVER
     step.keys[:, :, hidden], step.values[:, :, hidden] = 1e4, -1e4
-    again = attention.attend_slots(step.queries, step.keys, step.values, *step.rule)
-    assert torch.equal(out, again)
+    assert torch.equal(out, step.attend())
 
 
 def test_a_lane_that_sees_nothing_gets_zeros():
     step = draw_step(1, 2, 2, 8, 3, 150)
-    step.rule[2].fill_(-1)
-    step.rule[3].fill_(NEVER)
-    out = attention.attend_slots(step.queries, step.keys, step.values, *step.rule)
-    assert not out.any()
+    step.seen.held.fill_(-1)
+    step.seen.fed_at.fill_(NEVER)
+    assert not step.attend().any()
 
 
 def test_a_broken_number_is_not_lost():
     """It reaches the logits, where whoever writes the stream finds it."""
     step = draw_step(1, 1, 2, 8, 3, 150)
-    step.queries[0, 1, 2] = torch.nan
-    out = attention.attend_slots(step.queries, step.keys, step.values, *step.rule)
-    assert out[0, 1, 2].isnan().all()
-    assert not out[0, 0].isnan().any()
-    assert not out[0, :, :2].isnan().any()
+    step.queries[0, 2, 1] = torch.nan
+    out = step.attend()
+    assert out[0, 2, 1].isnan().all()
+    assert not out[0, :, 0].isnan().any()
+    assert not out[0, :2].isnan().any()
 
 
 def test_how_many_lanes_share_a_step_does_not_change_a_bit_where_tiles_and_parts_are_the_same():
     step = draw_step(1, 2, 1, 18, 7, 100)
-    positions, steps, *slots = step.rule
-    together = attention.attend_slots(step.queries, step.keys, step.values, *step.rule)
     own = slice(4, 5)
-    alone = attention.attend_slots(
-        step.queries[:, :, own], step.keys, step.values, positions[:, own], steps[:, own], *slots
-    )
-    assert torch.equal(together[:, :, own], alone)
+    at = step.seen._replace(positions=step.seen.positions[:, own], steps=step.seen.steps[:, own])
+    alone = replace(step, queries=step.queries[:, own]).attend(at)
+    assert torch.equal(step.attend()[:, own], alone)
 
 
 def test_sequences_that_stand_alike_may_be_told_once():
     step = draw_step(1, 2, 2, 8, 3, 150)
-    twice = [torch.cat([one, one * 2]) for one in (step.queries, step.keys, step.values)]
-    told_once = attention.attend_slots(*twice, *(one[0] for one in step.rule))
-    told_twice = attention.attend_slots(*twice, *(one.repeat(2, 1) for one in step.rule))
+    queries, keys, values = [
+        torch.cat([one, one * 2]) for one in (step.queries, step.keys, step.values)
+    ]
+    rule: Any = step.seen[:4]
+    told_once = Step(queries, keys, values, Seen(*(one[0] for one in rule))).attend()
+    told_twice = Step(queries, keys, values, Seen(*(one.repeat(2, 1) for one in rule))).attend()
     assert torch.equal(told_once, told_twice)
 
 
@@ -205,28 +216,3 @@ def test_the_models_we_know_keep_a_gpu_busy(num_slots, num_tiles):
     """Full contexts, 32 keys at a time: Cosmos k=1 and raster, MC-AR 300M, WHAM 1.6B, ours."""
     parts = -(-num_slots // attention.part_size(num_slots, num_tiles, 32))
     assert parts * num_tiles >= 100
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 8), (3, 3, 18), (2, 1, 80)])
-def test_keys_are_rotated_and_stored_and_nothing_beside_them(heads, kv_heads, size, dtype):
-    lanes, num_slots, generator = 7, 12, torch.Generator().manual_seed(size)
-    merged = torch.randn(2, lanes, (heads + 2 * kv_heads) * size, generator=generator)
-    parts = merged.to(DEVICE, dtype).unflatten(2, (-1, size)).transpose(1, 2)
-    queries, keys, values = parts.split((heads, kv_heads, kv_heads), 1)
-    angles = torch.randn(2, lanes, size // 2, generator=generator).to(DEVICE)
-    turns = angles.cos().to(dtype), angles.sin().to(dtype)
-    orders = [torch.randperm(num_slots, generator=generator)[:lanes] for _ in range(2)]
-    slots, of_four = torch.stack(orders).to(DEVICE), (2, 4, kv_heads, num_slots, size)
-    buffers = torch.full(of_four, torch.nan, device=DEVICE, dtype=dtype)
-    found = attention.rotate_and_store(queries, keys, values, *turns, slots, *buffers, 1)
-    wide, allowed = [turn.double() for turn in turns], 8 * torch.finfo(dtype).eps
-    at = torch.arange(1, 3, device=DEVICE)[:, None], slice(None), slots
-    stored = [buffer[at].transpose(1, 2) for buffer in buffers]
-    for actual, plain in ((found, queries), (stored[0], keys)):
-        expected = rotate(plain.double(), *wide)
-        torch.testing.assert_close(actual.double(), expected, atol=allowed, rtol=allowed)
-    assert torch.equal(stored[1], values)
-    for buffer in buffers:
-        buffer[at] = torch.nan
-    assert buffers.isnan().all()  # the slots and sequences beside

@@ -13,13 +13,13 @@ from tests.backends.triton.interpreter import DEVICE
 from tests.decoding.cases import noise_of
 
 from diagd.backends.triton import sampling  # isort: skip
-from diagd.backends.triton.model import Kernels  # isort: skip
+from diagd.backends.triton.model import make_sampler  # isort: skip
 
 # the interpreter's, where a kernel goes on with what is broken and its result is thrown away
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 HEIGHT, WIDTH = 3, 5
 HIGH = 9**9, HEIGHT, WIDTH  # of frames, rows and columns
-draw = Kernels(torch.empty, torch.empty, sampling.draw).sample  # neither attends nor stores
+draw = make_sampler()
 TRUNCATIONS = {
     "none": {},
     "top-k": {"top_k": 7},
@@ -32,7 +32,7 @@ TRUNCATIONS = {
 @pytest.fixture(autouse=True)
 def _several_blocks(monkeypatch):
     """A program looks at 32 ids at a time."""
-    monkeypatch.setattr(sampling, "MOST_IDS", 32)
+    monkeypatch.setattr(sampling, "MAX_IDS", 32)
 
 
 def arguments(options: SamplingOptions, logits: Tensor, seed: int = 0) -> tuple[Tensor, Draw]:
@@ -115,7 +115,7 @@ def test_a_vocabulary_that_is_nearly_flat_is_cut_again_and_again():
 
 def test_large_noise_keeps_its_digits(monkeypatch):
     """Noise decides by its far end, where a logarithm of one minus little would lose all."""
-    monkeypatch.setattr(sampling, "MOST_IDS", 1024)
+    monkeypatch.setattr(sampling, "MAX_IDS", 1024)
     ids = 3000
     seeds, lanes = torch.arange(1, device=DEVICE), torch.arange(1, device=DEVICE)
     noise = noise_of(seeds, lanes, lanes, lanes, 0, ids)[0, 0].double().cpu()

@@ -82,6 +82,8 @@ struct Decoder {
   const Step& s;
   const Row* const fed;       // (rows,) the lanes that are no padding, sequence by sequence
   const int* const starts;    // (sequences + 1) where each sequence begins among them
+  const int* const by_mlp;    // (rows,) rows, those of tokens without an output row first
+  const int num_plain;        // how many these are
   const int rows = starts[s.sequences], head = ceil_to(m.head_dim, BLOCK);
   const int hidden = ceil_to(m.hidden_size, BLOCK), inner = ceil_to(m.intermediate_size, BLOCK);
   const int digits = m.two_digits ? 2 : 1;  // of activations
@@ -109,12 +111,14 @@ struct Decoder {
     return 0;
   }
 
-  // This thread's share of the columns of x W.
+  // This thread's share of the columns of x W, for rows from `first` on.
   void multiply_share(int thread, int threads, const float* in, int stride, const Matrix<W>& w,
-                      int columns, float* out, int out_stride, bool add) const {
+                      int columns, float* out, int out_stride, bool add, int first,
+                      int count) const {
     const int64_t blocks = ceil_to(columns, BLOCK) / BLOCK;
-    multiply(Input<W>(in, stride, rows, w.K, digits), w, blocks * thread / threads,
-             blocks * (thread + 1) / threads, out, out_stride, add);
+    const Input<W> some(in + (ptrdiff_t)first * stride, stride, count, w.K, digits);
+    multiply(some, w, blocks * thread / threads, blocks * (thread + 1) / threads,
+             out + (ptrdiff_t)first * out_stride, out_stride, add);
   }
 
   // 0 where a row sees a slot, else minus infinity (decoding/visibility.py).
@@ -299,19 +303,24 @@ struct Decoder {
            std::atomic<int>& failed) const {
     Lap lap(thread ? nullptr : s.seconds);
     if (guarded([&] { return reserve(); })) failed = 2;
-    const auto normalise = [&](const float* weight, const float* bias) {
+    // `of`: the rows of x to read, or add to, in order; null: all as they stand
+    const auto normalise = [&](const float* weight, const float* bias, const int* of) {
       for (int row = 0; row < rows; row++)
-        norm(m, x + (ptrdiff_t)row * x_stride, normed + (ptrdiff_t)row * x_stride, m.hidden_size,
-             weight, bias, m.rms);
+        norm(m, x + (ptrdiff_t)(of ? of[row] : row) * x_stride, normed + (ptrdiff_t)row * x_stride,
+             m.hidden_size, weight, bias, m.rms);
     };
-    const auto add_product = [&](const float* in, int stride, const Matrix<W>& w, const float* post,
-                                 const float* post_bias) {
-      multiply_share(thread, threads, in, stride, w, hidden, post ? projected : x, x_stride, !post);
+    const auto add_product = [&](const float* in, int stride, const Matrix<W>& w, bool aside,
+                                 int first, int count) {
+      multiply_share(thread, threads, in, stride, w, hidden, aside ? projected : x, x_stride,
+                     !aside, first, count);
+    };
+    const auto add_what_is_aside = [&](const float* post, const float* post_bias, const int* of) {
       barrier.wait(threads);
-      if (!post) return;
+      if (!post && !of) return;
       for (int row = thread; row < rows; row += threads) {
-        float *added = projected + (ptrdiff_t)row * x_stride, *to = x + (ptrdiff_t)row * x_stride;
-        norm(m, added, added, m.hidden_size, post, post_bias, m.rms);
+        float* added = projected + (ptrdiff_t)row * x_stride;
+        float* to = x + (ptrdiff_t)(of ? of[row] : row) * x_stride;
+        if (post) norm(m, added, added, m.hidden_size, post, post_bias, m.rms);
         for (int i = 0; i < m.hidden_size; i++) to[i] += added[i];
       }
       barrier.wait(threads);
@@ -328,10 +337,10 @@ struct Decoder {
     lap(REST);
     for (int layer = 0; layer < m.num_layers; layer++) {
       const Layer& w = m.weights[layer];
-      normalise(w.norm1, w.norm1_bias);
+      normalise(w.norm1, w.norm1_bias, nullptr);
       multiply_share(thread, threads, normed, x_stride,
                      matrix(w.qkv, hidden, w.qkv_bias, w.qkv_scale), qkv, projected, qkv_stride,
-                     false);
+                     false, 0, rows);
       barrier.wait(threads);
       lap(LINEARS);
       // as in attention: most of a head is read by who writes it
@@ -343,20 +352,33 @@ struct Decoder {
       attend_share(thread, threads, layer, memory);
       barrier.wait(threads);
       lap(ATTENTION);
-      add_product(mixed, mixed_stride, matrix(w.out, attended, w.out_bias, w.out_scale), w.post1,
-                  w.post1_bias);
-      normalise(w.norm2, w.norm2_bias);
+      add_product(mixed, mixed_stride, matrix(w.out, attended, w.out_bias, w.out_scale), w.post1, 0,
+                  rows);
+      add_what_is_aside(w.post1, w.post1_bias, nullptr);
+      const int* const of = w.visual_gate_up ? by_mlp : nullptr;
+      const int plain = of ? num_plain : rows;
+      normalise(w.norm2, w.norm2_bias, of);
       const int64_t blocks = inner / BLOCK;
       const int from = blocks * thread / threads, to = blocks * (thread + 1) / threads;
-      const Matrix<W> gate_up = matrix(w.gate_up, hidden, w.gate_up_bias, w.gate_up_scale);
-      const Input<W> both(normed, x_stride, rows, hidden, digits);
-      multiply(both, gate_up, from, to, middle, middle_stride, false);
-      if (m.gated)
-        multiply(both, gate_up, from + blocks, to + blocks, middle, middle_stride, false);
+      const auto go_up = [&](const Matrix<W>& gate_up, int first, int count) {
+        if (!count) return;
+        const Input<W> both(normed + (ptrdiff_t)first * x_stride, x_stride, count, hidden, digits);
+        float* const out = middle + (ptrdiff_t)first * middle_stride;
+        multiply(both, gate_up, from, to, out, middle_stride, false);
+        if (m.gated) multiply(both, gate_up, from + blocks, to + blocks, out, middle_stride, false);
+      };
+      go_up(matrix(w.gate_up, hidden, w.gate_up_bias, w.gate_up_scale), 0, plain);
+      go_up(matrix(w.visual_gate_up, hidden, w.visual_gate_up_bias, w.visual_gate_up_scale), plain,
+            rows - plain);
       activate(from * BLOCK, to * BLOCK);
       barrier.wait(threads);
-      add_product(middle, middle_stride, matrix(w.down, inner, w.down_bias, w.down_scale), w.post2,
-                  w.post2_bias);
+      const auto go_down = [&](const Matrix<W>& down, int first, int count) {
+        if (count) add_product(middle, middle_stride, down, w.post2 || of, first, count);
+      };
+      go_down(matrix(w.down, inner, w.down_bias, w.down_scale), 0, plain);
+      go_down(matrix(w.visual_down, inner, w.visual_down_bias, w.visual_down_scale), plain,
+              rows - plain);
+      add_what_is_aside(w.post2, w.post2_bias, of);
       lap(LINEARS);
     }
     const int vocab = ceil_to(m.vocab_size, BLOCK);
@@ -425,7 +447,7 @@ int decode(const Model& m, const Step& s) {
   if (!in_range(m, s)) return 1;
   static thread_local std::vector<float> memory;
   static thread_local std::vector<Row> fed;
-  static thread_local std::vector<int> starts;
+  static thread_local std::vector<int> starts, by_mlp;
   make_room(fed, (uint64_t)s.sequences * s.lanes + 1);
   make_room(starts, (uint64_t)s.sequences + 1);
   int count = starts[0] = 0;
@@ -434,7 +456,13 @@ int decode(const Model& m, const Step& s) {
       if (s.slots[i] != s.num_slots - 1) fed[count++] = {i, sequence};
     starts[sequence + 1] = count;
   }
-  Decoder<W> d{m, s, fed.data(), starts.data()};
+  make_room(by_mlp, (uint64_t)count + 1);
+  int num_plain = 0, num_visual = 0;
+  for (int row = 0; row < count; row++)
+    if (s.tokens[fed[row].lane] >= m.vocab_size) by_mlp[num_plain++] = row;
+  for (int row = 0; row < count; row++)
+    if (s.tokens[fed[row].lane] < m.vocab_size) by_mlp[num_plain + num_visual++] = row;
+  Decoder<W> d{m, s, fed.data(), starts.data(), by_mlp.data(), num_plain};
   const uint64_t rows = d.rows, mixed = rows * d.mixed_stride;
   const uint64_t seers = rows * (m.sliding_window ? 2 : 1);
   const uint64_t normed = rows * d.x_stride, mask = seers * d.seen, spans = seers * d.parts * 2;

@@ -8,6 +8,9 @@ RECORD(Layer,
   const void *qkv, *out, *gate_up, *down;
   const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;
   const float *qkv_scale, *out_scale, *gate_up_scale, *down_scale;
+  // the second MLP's, which tokens with an output row take, or null
+  const void *visual_gate_up, *visual_down;
+  const float *visual_gate_up_bias, *visual_down_bias, *visual_gate_up_scale, *visual_down_scale;
   const float *norm1, *norm1_bias, *norm2, *norm2_bias;
   const float *post1, *post1_bias, *post2, *post2_bias;  // post-norms, or null
   const float *q_norm, *q_norm_bias, *k_norm, *k_norm_bias;  // with biases: LayerNorms by head
