@@ -146,7 +146,12 @@ def main() -> None:
         _fail(str(error))
     except RuntimeError as error:
         said = str(error).split(". Including")[0].split(". Of the")[0].rstrip(".")
-        # torch's own error class, without importing torch
+        # torch's own error classes, without importing torch
+        if type(error).__name__ == "AcceleratorError":
+            _fail(
+                f"{said.splitlines()[0]}: the GPU's context is lost, and this process with it; if it "
+                "happens again, try --backend cuda-graph, and please report it"
+            )
         if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in said:
             raise
         said = said.rpartition("err == 0. ")[2]

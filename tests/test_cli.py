@@ -49,6 +49,22 @@ def test_a_device_out_of_memory_says_in_a_line_what_takes_less(command, monkeypa
     )
 
 
+def test_a_lost_context_of_a_gpu_is_one_line(command, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def planted(*_, **__):
+        raise torch.AcceleratorError(
+            "CUDA error: unspecified launch failure\nCUDA kernel errors ..."
+        )
+
+    monkeypatch.setattr(DecodingEngine, "prefill", planted)
+    outcome = command("generate", "--frames", 1)
+    assert (outcome.code, outcome.out, list(tmp_path.iterdir())) == (2, "", [])
+    assert outcome.err.splitlines()[-1].startswith(
+        "error: CUDA error: unspecified launch failure: the GPU's context is lost"
+    )
+
+
 def test_so_does_a_processor_out_of_memory(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(DecodingEngine, "__init__", lambda *_, **__: torch.empty(2**60))
