@@ -149,8 +149,8 @@ def main() -> None:
         # torch's own error classes, without importing torch
         if type(error).__name__ == "AcceleratorError":
             _fail(
-                f"{said.splitlines()[0]}: the GPU's context is lost, and this process with it; if it "
-                "happens again, try --backend cuda-graph, and please report it"
+                f"{said.splitlines()[0]}: the GPU's context is lost, and this process with it; "
+                "if it happens again, try --backend cuda-graph, and please report it"
             )
         if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in said:
             raise

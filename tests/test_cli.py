@@ -54,7 +54,7 @@ def test_a_lost_context_of_a_gpu_is_one_line(command, monkeypatch, tmp_path):
 
     def planted(*_, **__):
         raise torch.AcceleratorError(
-            "CUDA error: unspecified launch failure\nCUDA kernel errors ..."
+            "CUDA error: unspecified launch failure\nCUDA kernel ..."
         )
 
     monkeypatch.setattr(DecodingEngine, "prefill", planted)
