@@ -7,7 +7,10 @@ EXTRAS = {  # module names, as in pyproject.toml
     "doom": ("vizdoom",),
     "gym": ("gymnasium",),
     "robots": ("pyarrow",),
-    "web": ("fastapi", "uvicorn", "websockets", "prometheus_client", "python_multipart"),
+    "web": (
+        *("fastapi", "starlette", "uvicorn", "websockets"),
+        *("prometheus_client", "python_multipart"),
+    ),
     "metrics": ("torchmetrics", "matplotlib"),
     "scale": ("ray",),
     "train": ("accelerate", "matplotlib"),

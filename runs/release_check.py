@@ -32,6 +32,8 @@ NEEDS = {
     "": "diagd generate --frames 4 --out {scratch}/dream.mp4",
     "doom": "diagd record --help",
     "train": "diagd train --help",
+    "lora": "python -c 'import peft'",
+    "robots": "python -c 'import pyarrow'",
     "metrics": "diagd evaluate --help",
     "gym": "python -c 'import diagd; diagd.GymEnv(\"maze\").reset()'",
     "web": "diagd export-web {scratch}/page",

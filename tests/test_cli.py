@@ -53,9 +53,7 @@ def test_a_lost_context_of_a_gpu_is_one_line(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def planted(*_, **__):
-        raise torch.AcceleratorError(
-            "CUDA error: unspecified launch failure\nCUDA kernel ..."
-        )
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure\nCUDA kernel ...")
 
     monkeypatch.setattr(DecodingEngine, "prefill", planted)
     outcome = command("generate", "--frames", 1)

@@ -63,7 +63,7 @@ def test_a_file_system_that_takes_nothing_is_told(command):
     ("flags", "message"),
     [
         (("generate", "--frames", "1.5"), "--frames: expected a whole number, got '1.5'"),
-        (("tokenize", "--out", "out"), r"Missing: --clips PATH folder of videos .* \(required\)"),
+        (("tokenize", "--clips", "clips"), r"Missing: --out PATH folder to write; .* \(required\)"),
         (("tokenize", "--batch", "8"), r"unknown flag --batch: did you mean --batch-size\?"),
     ],
 )

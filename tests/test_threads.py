@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from diagd import threads
-from diagd.decoding import engine
+from diagd.decoding import engine, step
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.schedule import TokenGrid
 from diagd.threads import Neighbours, _Threads
@@ -121,7 +121,10 @@ def test_decoding_asks_before_the_prompt_and_every_step_unless_steps_are_compile
     replays, monkeypatch
 ):
     calls = []
-    monkeypatch.setattr(engine, "follow_free_cores", lambda: calls.append(threading.get_ident()))
+    for module in (engine, step):  # prompts; steps
+        monkeypatch.setattr(
+            module, "follow_free_cores", lambda: calls.append(threading.get_ident())
+        )
     model = tiny_model(max_positions=64)
     model.replays = replays
     grid = TokenGrid(1, 2, 5)

@@ -9,7 +9,7 @@ from tests.models.tiny import tiny_model
 def put(cache, layer: int, slots: torch.Tensor, first: int, num_slots: int, *states: torch.Tensor):
     """Store a layer's keys and values at slots; return what may be read of so many."""
     rows = rows_at(cache.keys[0], slots, first)
-    lanes = Lanes(slots=slots, rows=rows, first=first, num_slots=num_slots)
+    lanes = Lanes(rows=rows, first=first, num_slots=num_slots)
     return cache.put(layer, lanes, None, torch.empty(len(slots), 0), *states)[1:]
 
 

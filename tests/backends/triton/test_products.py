@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diagd.backends.linears import merge_linears, round_to_int8
-from diagd.backends.triton.tiles import MAX_SPLITS, Tile, tile_of
 from diagd.models.rotary import rotate
 from tests.backends.triton.interpreter import DEVICE, multiply_bfloat16
 from tests.models.tiny import KINDS, tiny_model
 
 from diagd.backends.triton import layers, products  # isort: skip
 from diagd.backends.triton.layers import Layers, Linear, Norm  # isort: skip
+from diagd.backends.triton.tiles import MAX_SPLITS, Tile, tile_of  # isort: skip
 
 # the interpreter's, for a sigmoid of much below zero, which is zero
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
