@@ -101,7 +101,7 @@ def test_ten_thousand_lanes_are_a_step_and_none_is_refused(weights: Any) -> None
     logits = native.forward(tokens, lanes, lanes % 100, seen, native.make_cache(1, 101))
     assert logits.isfinite().all()
     none = torch.empty(0, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"with S \* L from 1 to"):
+    with pytest.raises(ValueError, match=r"and S \* L from 1 to"):
         native.forward(none[None], none, none, seen, native.make_cache(1, 101))
 
 

@@ -84,9 +84,9 @@ def _check_steps(config: ModelConfig, dtype: torch.dtype, device: torch.device, 
     models = exact, merged, TritonModel(merged)
     for lanes in LANES:
         expected, theirs, ours = (_one_step(model, lanes) for model in models)
-        scale = expected.abs().amax()
-        allowed = 4 * (theirs - expected).abs().amax() + 1e-5 * scale
-        error = (ours - expected).abs().amax()
+        scale = float(expected.abs().amax())
+        allowed = 4 * float((theirs - expected).abs().amax()) + 1e-5 * scale
+        error = float((ours - expected).abs().amax())
         if not error <= allowed:  # also for NaN
             raise ValueError(f"a step differs by {error:.2g} of {scale:.2g}, allowed {allowed:.2g}")
 
