@@ -29,7 +29,7 @@ from diagd.files import replacing, write_json, write_text
 CAMERA, ACTION, STATE = "observation.images.top", "action", "observation.state"
 SPEED = 2.0  # rad/s at most: 0.2 rad a frame, so that frames differ by a few pixels
 FPS = 10
-LOOK = {"trackbodyid": 0, "distance": 0.56, "elevation": -90.0, "azimuth": 90.0}
+LOOK = {"lookat": np.zeros(3), "distance": 0.6, "elevation": -90.0, "azimuth": 90.0}
 LINKS = {"link0": (0.0, 0.3, 0.7, 1), "link1": (0.9, 0.5, 0.0, 1)}  # colours that tell them apart
 JOINTS = "shoulder", "elbow"
 NAMES = {ACTION: [f"{one}_rad_s" for one in JOINTS], STATE: [f"{one}_rad" for one in JOINTS]}
