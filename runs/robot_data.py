@@ -1,7 +1,9 @@
 """Record a simulated robot arm as a LeRobot dataset, for docs/your-own-robot.md.
 
-The arm is Gymnasium's Reacher (MuJoCo): two torques swing two links above a table, seen from above.
-Torques are drawn anew every few steps, so that all are seen at all speeds.
+The arm is Gymnasium's Reacher (MuJoCo): two links above a table, seen from above. An action is the
+velocity of both joints, held for a frame, so that it shows in the very next one; torques, which
+Reacher takes itself, change a speed that only several frames show. Velocities are drawn anew every
+few frames, so that all are seen in all poses.
 
 pip install -e '.[robots]' 'gymnasium[mujoco]>=1.3'
 MUJOCO_GL=egl python runs/robot_data.py --out work/robot/dataset
@@ -10,7 +12,6 @@ MUJOCO_GL=egl python runs/robot_data.py --out work/robot/dataset
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,12 @@ from diagd.data.video import write_video
 from diagd.files import replacing, write_json, write_text
 
 CAMERA, ACTION, STATE = "observation.images.top", "action", "observation.state"
-TORQUES = -0.05, 0.05  # lowest and highest; with more the arm whirls, too far between two frames
-LOOK = {"trackbodyid": 0, "distance": 0.62, "elevation": -90.0, "azimuth": 90.0}
-NAMES = {ACTION: ["shoulder", "elbow"], STATE: ["shoulder", "elbow"]}
+SPEED = 2.0  # rad/s at most: 0.2 rad a frame, so that frames differ by a few pixels
+FPS = 10
+LOOK = {"lookat": np.zeros(3), "distance": 0.6, "elevation": -90.0, "azimuth": 90.0}
+LINKS = {"link0": (0.0, 0.3, 0.7, 1), "link1": (0.9, 0.5, 0.0, 1)}  # colours that tell them apart
+JOINTS = "shoulder", "elbow"
+NAMES = {ACTION: [f"{one}_rad_s" for one in JOINTS], STATE: [f"{one}_rad" for one in JOINTS]}
 TABLES = {
     "v2.1": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
     "v3.0": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
@@ -46,32 +50,50 @@ class Options:
 
     out: Path  # folder of the dataset
     episodes: int = 300
-    steps: int = 240  # of an episode, fifty a second
-    size: tuple[int, int] = (64, 72)  # height and width in pixels
+    steps: int = 120  # frames of an episode, ten a second
+    size: tuple[int, int] = (48, 48)  # height and width in pixels
     version: str = "v3.0"  # or v2.1
     seed: int = 0  # of the first episode
 
 
-def make(height_px: int, width_px: int) -> gymnasium.Env[Any, Any]:
-    size = {"height": height_px, "width": width_px}
-    return gymnasium.make("Reacher-v5", render_mode="rgb_array", default_camera_config=LOOK, **size)
+def make(height_px: int, width_px: int) -> Any:
+    """Return Reacher with links thick enough for few pixels, and without its target."""
+    look: dict[str, Any] = {"default_camera_config": LOOK, "height": height_px, "width": width_px}
+    env: Any = gymnasium.make("Reacher-v5", render_mode="rgb_array", **look).unwrapped
+    for name, colour in LINKS.items():
+        link = env.model.geom(name)
+        link.rgba, link.size[0] = colour, 0.016
+    env.model.geom("fingertip").size[0] = 0.02
+    env.model.geom("target").rgba[3] = 0
+    return env
 
 
-def play(env: gymnasium.Env[Any, Any], seed: int, steps: int) -> Episode:
-    """Play an episode with torques that are held for a while; rows are what LeRobot records."""
+def play(env: Any, seed: int, steps: int) -> Episode:
+    """Play an episode; rows are what LeRobot records.
+
+    Each joint holds a velocity for one to eight frames: rest in a quarter of draws, and an end of
+    the range in as many, since the keys of `diagd play` stand for ends.
+    """
     rng = np.random.default_rng(seed)
-    observation, _ = env.reset(seed=seed)
+    env.reset(seed=seed)
+    model, data = env.model, env.data
+    pose = rng.uniform(-np.pi, np.pi), rng.uniform(*model.jnt_range[1])
+    env.set_state(np.array([*pose, *data.qpos[2:]]), data.qvel)
     rows: dict[str, list[NDArray[Any]]] = {CAMERA: [], STATE: [], ACTION: []}
-    held, torques = 0, np.zeros(2, np.float32)
+    held, velocities = np.zeros(2, int), np.zeros(2, np.float32)
     for _ in range(steps):
-        if not held:
-            held = int(rng.integers(5, 30))
-            torques = (rng.uniform(*TORQUES, 2) * (rng.random(2) < 0.7)).astype(np.float32)
+        for joint in np.flatnonzero(held == 0):
+            held[joint] = rng.integers(1, 9)
+            drawn = np.clip(rng.uniform(-1.5, 1.5), -1, 1) * (rng.random() < 0.75)
+            velocities[joint] = SPEED * drawn
         held -= 1
         rows[CAMERA].append(np.asarray(env.render()))
-        rows[STATE].append(np.arctan2(observation[2:4], observation[:2]).astype(np.float32))
-        rows[ACTION].append(torques)
-        observation, *_ = env.step(torques)
+        turns = (data.qpos[:2] + np.pi) % (2 * np.pi) - np.pi
+        rows[STATE].append(turns.astype(np.float32))
+        rows[ACTION].append(velocities.copy())
+        for _ in range(round(1 / FPS / model.opt.timestep)):
+            data.qvel[:2] = velocities
+            env.do_simulation(np.zeros(2), 1)
     return {name: np.stack(values) for name, values in rows.items()}
 
 
@@ -139,10 +161,9 @@ def main(options: Options) -> None:
     """Record all episodes, then write the dataset."""
     height_px, width_px = options.size
     env = make(height_px, width_px)
-    fps = Fraction(env.metadata["render_fps"])
     seeds = range(options.seed, options.seed + options.episodes)
-    episodes = [play(env.unwrapped, seed, options.steps) for seed in seeds]
-    write_dataset(options.out, episodes, int(fps), options.version)
+    episodes = [play(env, seed, options.steps) for seed in seeds]
+    write_dataset(options.out, episodes, FPS, options.version)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,14 @@ import pytest
 
 import diagd
 from diagd.data.vectors import VectorActions
+from diagd.files import read_json_object
 from diagd.tokenizers.shards import read_shards
 from diagd.training.corpus import tokenize
 from diagd.training.options import TokenizeOptions, TrainOptions
 from diagd.training.sequences import draw_batch
 from diagd.training.train import pretrain
 from diagd.web.play.welcome import keyboard_of
+from runs import robot_steering
 from tests.data.robots import write_robot
 from tests.web.play.serving import serving
 
@@ -101,6 +103,23 @@ def test_an_agent_acts_by_vectors_here_and_elsewhere(robot_world):
         there.close()
     with pytest.raises(ValueError, match="action must be in Box"):
         here.step(np.array([99.0, 0, 0]))
+
+
+def test_a_world_is_steered_if_true_actions_come_closer_than_opposite_ones(robot_world, tmp_path):
+    out, picture = tmp_path / "steering.json", tmp_path / "steering.png"
+    clips = tmp_path / "tokens" / "clips"
+    given = robot_steering.Options(robot_world, clips, out, picture, start=3, frames=3)
+    robot_steering.main(given)
+    found = read_json_object(out)
+    ways = [f"{one}, {way}" for one in ("raster", "k=1") for way in ("true", "opposite")]
+    assert list(found["ways"]) == ["tokenizer", "last frame", *ways]
+    assert found["episodes"] == 1  # of three, one is held out
+    for one in found["ways"].values():
+        assert one["psnr"] == pytest.approx(np.mean(one["by_frame"]))
+    for one in ("raster", "k=1"):
+        true, opposite = (found["ways"][f"{one}, {way}"]["psnr"] for way in ("true", "opposite"))
+        assert found["true_above_opposite"][one] == float(true > opposite)
+    assert picture.is_file()
 
 
 @pytest.mark.parametrize(
