@@ -61,6 +61,16 @@ def fit_config(
     return slide(config, sliding_frames)
 
 
+def size_of(init: str, clips: TokenClips, options: RunOptions) -> str | None:
+    """Return the preset that a checkpoint has the shape of, fitted to the data; None if none."""
+    shape = checkpoints.find_model(init).config
+    for name in (name for name, preset in PRESETS.items() if not preset.prefix_length):
+        fitted = fit_config(name, clips, options.frames_held, options.sliding_frames)
+        if dataclasses.replace(fitted, max_positions=shape.max_positions) == shape:
+            return name
+    return None
+
+
 def slide(config: ModelConfig, frames: int | None) -> ModelConfig:
     """Limit layers but the first to the positions of `frames` frames; None: no change."""
     if frames is None:

@@ -84,6 +84,8 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
     clips, held_out = read_clips(options := decide_precision(options))
     setup.check_tokenizer(str(options.tokens.absolute()), clips)
     told = ""
+    if options.init is not None and options.model is None:
+        options = replace(options, model=setup.size_of(options.init, clips, options))
     if options.more_minutes is not None:
         plan = read_plan(options)
         options = replace(options, model=options.model or (plan and plan.model))

@@ -54,6 +54,14 @@ def test_training_goes_on_from_a_model_with_another_context(options):
     assert first < log_of(scratch.out)[0]["loss"] - 0.05
 
 
+def test_a_start_decides_the_size_where_none_is_named(options):
+    first = options("first", steps=1, warmup_steps=0)
+    pretrain(first)
+    run = options("second", init=str(first.out), model=None, steps=None, minutes=0.02)
+    pretrain(run)
+    assert diagd.load_model(run.out).config == diagd.load_model(first.out).config
+
+
 def test_a_model_trained_under_a_window_holds_the_window(options):
     """It sees as much as its streams will, however long the sequences are that it learns from."""
     run = options(frames=5, window=3, strategy=("raster k=1",), steps=4, warmup_steps=0)
