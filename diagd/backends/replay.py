@@ -129,13 +129,11 @@ class Graphs:
         Returns:
             Seconds of captures.
         """
-        num_slots = whole_blocks(num_slots, CAPTURED_BLOCK)
-        key = kind, first, num_slots, *(lanes.shape for lanes in steps)
-        parts = [steps]
+        given, parts = (kind, first, whole_blocks(num_slots, CAPTURED_BLOCK)), [steps]
+        key = *given, *(lanes.shape for lanes in steps)
         if len(steps) > 1 and key not in self._captured and key not in self._met:
             _make_room(self._met)
             self._met[key], parts = None, [[one] for one in steps]
-        given = kind, first, num_slots
         return sum(self._replay(given, take, part, compiled) for part in parts)
 
     def _replay(

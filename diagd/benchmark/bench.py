@@ -94,7 +94,7 @@ def engine_rows(
     """
     config, device = model.config, model.device
     prepared, backend = prepare(model, backend, dtype == "int8")
-    knows_steps = backend != "webgpu"  # webgpu records its steps and runs a frame's together
+    knows_steps = backend != "webgpu"  # webgpu runs a frame's steps together
     has_parts = knows_steps and device.type == "cpu" and not prepared.replays
     stopwatch = steps.Stopwatch(prepared, has_parts, sample)
     engine = DecodingEngine(stopwatch, config.frame, sampling=sampling, context=inputs[0].text)
@@ -258,7 +258,7 @@ def _attention(
     """Name the attention kernel of the widest step: ours, or PyTorch's choice."""
     if row.backend == "native":
         return "native"
-    if row.backend in ("triton", "compiled-graph"):
+    if row.backend == "triton":
         return "triton"
     lanes, slots = max(pair for one in times for pair in zip(one.lanes, one.slots, strict=True))
     lanes *= config.num_heads // config.num_kv_heads  # as `diagd.models.attention.attend` folds

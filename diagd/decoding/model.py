@@ -186,7 +186,7 @@ class CausalModel(Protocol):
         return Buffers(tokens, held, torch.full_like(held, NEVER), seeds, cache)
 
     def make_step(self, step: Step) -> StepFunction | None:
-        """Return a function that runs steps; None uses `diagd.decoding.step.run_step`."""
+        """Return a function that runs steps; None uses `diagd.decoding.step.run_steps`."""
         return None
 
     def forward(
