@@ -36,11 +36,14 @@ def serve(options: ServeOptions) -> dict[str, Any]:
     handler.setFormatter(JsonLines())
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    with listen(options.host, options.port) as listening:
-        server = ServeServer(options)
-        url = url_of(*listening.getsockname()[:2])
-        make_console().print(f"serving {options.model} at {url}/v1 (Ctrl-C ends it)")
-        server.run(sockets=[listening])
+    try:
+        with listen(options.host, options.port) as listening:
+            server = ServeServer(options)
+            url = url_of(*listening.getsockname()[:2])
+            make_console().print(f"serving {options.model} at {url}/v1 (Ctrl-C ends it)")
+            server.run(sockets=[listening])
+    finally:
+        logger.removeHandler(handler)
     if server.failure is not None:
         raise server.failure
     return {"url": url, "requests": server.gate.num_answered}

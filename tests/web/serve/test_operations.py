@@ -192,8 +192,13 @@ def test_metrics_count_what_happened(serve):
 def test_the_log_is_lines_of_json_without_prompts(serve, log_prompts, caplog):
     caplog.set_level(logging.INFO, "diagd.serve")
     serve(log_prompts=log_prompts).post(json={**ASKED, "n": 2})
-    lines = [json.loads(JsonLines().format(record)) for record in caplog.records]
-    (line,) = [one for one in lines if one["event"] == "request"]
+
+    def requests():
+        lines = [json.loads(JsonLines().format(record)) for record in caplog.records]
+        return [one for one in lines if one["event"] == "request"]
+
+    wait_until(requests)  # the answer arrives before its line is written
+    (line,) = requests()
     about = {"method": "POST", "route": IMAGES, "status": 200, "images": 2, "strategy": "k=1"}
     assert about.items() <= line.items()
     assert line["client"] == "127.0.0.1"

@@ -163,8 +163,8 @@ def test_a_rater_who_comes_back_to_a_server_that_was_away_is_not_enrolled_again(
 def test_an_answer_that_is_not_saved_is_said_in_words_and_asked_again(page, tmp_path):
     """The server is away, comes back on the same port, and the rater goes on."""
     with study(write_pairs(tmp_path, 1)) as (address, store):
+        page.route("**/api/answers", lambda route: route.abort())  # holds from the next page on
         enter(page, address)
-        page.route("**/api/answers", lambda route: route.abort())
         page.keyboard.press("1")
         page.wait_for_selector("#error:visible")
         words = "Not saved: The server does not answer. Try again in a moment."
