@@ -18,7 +18,7 @@ from diagd.models.transformer import Transformer
 from diagd.training.options import ADAPTED, FinetuneOptions
 from diagd.weight_files import write_weights
 
-ALPHA = 32  # of the factors' product, divided by the rank: one learning rate fits all ranks
+ALPHA = 8  # of the factors' product, divided by the rank's root: one learning rate fits all ranks
 
 
 class StandInEmbedding(nn.Module):
@@ -48,7 +48,7 @@ def attach(model: Transformer, options: FinetuneOptions, dtype: torch.dtype) -> 
     if options.lora:
         found = {name.rpartition(".")[2] for name, part in blocks.named_modules()}
         names = [name for name in ADAPTED if name in found]
-        config = LoraConfig(r=options.lora, lora_alpha=ALPHA, target_modules=names)
+        config = LoraConfig(r=options.lora, lora_alpha=ALPHA, use_rslora=True, target_modules=names)
         with torch.random.fork_rng([]):
             torch.manual_seed(options.seed)  # of the first factors; the second ones are zero
             inject_adapter_in_model(config, blocks)
@@ -97,7 +97,7 @@ class AdapterFolder:
             "base": options.init,
             "base_sha256": self.base_sha256,
             "rank": options.lora or 0,
-            "scale": ALPHA / (options.lora or ALPHA),
+            "scale": ALPHA / (options.lora or 1) ** 0.5,
             "decoding": learnt[0] if learnt else None,
             "strategies": options.purpose()["strategies"],
         }
