@@ -238,7 +238,7 @@ def test_factors_are_merged_in_float32_before_weights_are_cast(trained):
     product = tensors[f"{name}.lora_B.weight"] @ tensors[f"{name}.lora_A.weight"]
     base = find_model(trained.init).weights[f"{name}.weight"]
     merged = load_model(trained.init, adapter=trained.out, dtype=torch.bfloat16)
-    expected = (base + 32 / trained.lora * product).bfloat16()
+    expected = (base + 8 / trained.lora**0.5 * product).bfloat16()
     assert torch.equal(merged.state_dict()[f"{name}.weight"], expected)
 
 
