@@ -391,7 +391,7 @@ def test_who_waits_has_nothing_to_say(serve):
         assert "before there is a place" in second.last_words()
         assert close_code(second) == 1008
         assert page.frames(1)
-    assert not served.scheduler.line
+    wait_until(lambda: not served.scheduler.line)
 
 
 def test_even_the_line_has_an_end(serve, monkeypatch):
@@ -411,7 +411,7 @@ def test_an_idle_session_ends_with_a_message(serve):
                 page.send("seen", frame=message[0]["frame"])  # drawing is not playing
         assert message["message"].startswith("Nothing was pressed for 0.4 seconds")
         assert close_code(page) == 1000
-    assert not served.scheduler.players
+    wait_until(lambda: not served.scheduler.players)
 
 
 def test_an_upload_can_be_stopped_by_its_size_before_it_is_whole(page, own):

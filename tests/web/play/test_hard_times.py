@@ -130,7 +130,7 @@ def test_a_slow_upload_holds_nobody_up_and_ends(served, monkeypatch, tmp_path):
         slow.join(20)
         for answer in answers:  # none where the line broke before it could be read
             assert (answer.status_code, answer.json()["detail"][:11]) == (408, "the request")
-        assert not served.scheduler.players[name].uploading
+        wait_until(lambda: not served.scheduler.players[name].uploading)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

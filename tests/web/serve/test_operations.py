@@ -4,7 +4,6 @@ import json
 import logging
 import signal
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -226,15 +225,17 @@ def test_a_server_that_is_told_to_end_finishes_what_runs_and_refuses_what_comes(
     url = url.split(" at ")[1].split("/v1")[0]
     wait_until(lambda: httpx.get(f"{url}/health").status_code == 200)
     body = json.dumps({**ASKED, "n": 10}).encode()
-    head = f"POST {IMAGES} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {IMAGES} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    asked = b"HTTP/1.1 100 Continue\r\n\r\n"  # for the body
     with socket.create_connection(("127.0.0.1", int(url.split(":")[2]))) as line:
-        line.sendall(head.encode() + body[:-1])
-        time.sleep(0.2)  # it waits for the last byte
+        line.sendall(f"{head}expect: 100-continue\r\n\r\n".encode())
+        assert line.recv(len(asked), socket.MSG_WAITALL) == asked
+        line.sendall(body[:-1])
         process.send_signal(signal.SIGTERM)
         wait_until(lambda: httpx.get(f"{url}/health").json() == {"status": "draining"})
         answer = httpx.post(url + IMAGES, json=ASKED)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
         line.sendall(body[-1:])
-        assert line.recv(15) == b"HTTP/1.1 200 OK"
+        assert line.recv(15, socket.MSG_WAITALL) == b"HTTP/1.1 200 OK"
     out, _ = process.communicate(timeout=60)
     assert (process.returncode, json.loads(out)["requests"] > 3) == (0, True)
