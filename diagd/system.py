@@ -80,38 +80,44 @@ def keep_freed_memory() -> None:
 
 
 def check_memory(num_bytes: int, what: str) -> None:
-    """Raise ValueError if an allocation, named by `what`, exceeds this machine's memory."""
-    if num_bytes > (memory := psutil.virtual_memory().total):
+    """Raise ValueError if an allocation, named by `what`, exceeds what this process can use."""
+    if num_bytes > (memory := usable_memory()):
         raise ValueError(
             f"{what} would need {num_bytes / 1e9:,.1f} GB, this machine has {memory / 1e9:,.1f} GB"
         )
+
+
+def usable_memory(root: Path = Path("/")) -> int:
+    """Return the bytes that this process can use, given the control groups in root."""
+    limits = (limit for (limit,) in _limits(root, "memory", "memory.max", "memory.limit_in_bytes"))
+    return int(min([psutil.virtual_memory().total, *limits]))
 
 
 def usable_cores(root: Path = Path("/")) -> int:
     """Return how many threads of this process can run at once, given the control groups in root."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, math.ceil(min([cores, *_quotas(root)])))
+    limits = _limits(root, "cpu", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
+    quotas = [quota / period for quota, period in limits if quota > 0]
+    return max(1, math.ceil(min([cores, *quotas])))
 
 
-def _quotas(root: Path) -> Iterator[float]:
-    """Yield the CPU limits of this process's control group and its parents, in cores."""
+def _limits(root: Path, controller: str, file: str, *files_v1: str) -> Iterator[list[float]]:
+    """Yield the numbers in a file (or in those of version 1) of this process's control groups."""
     try:
         groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
         return
     for line in groups:
         _, controllers, path = line.split(":", 2)  # version 1 alone names controllers
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
-        group = root / "sys/fs/cgroup" / ("cpu" if controllers else "") / path.lstrip("/")
+        names = files_v1 if controllers else (file,)
+        group = root / "sys/fs/cgroup" / (controller if controllers else "") / path.lstrip("/")
         for folder in (group, *group.parents):
             with suppress(OSError, ValueError):  # no such file; or "max", no limit
                 text = " ".join((folder / name).read_text(encoding="ascii") for name in names)
-                quota, period = map(float, text.split())
-                if quota > 0:
-                    yield quota / period
+                yield [float(number) for number in text.split()]
 
 
 def provenance(device: Any) -> dict[str, Any]:

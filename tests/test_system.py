@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diagd.system import fingerprint, only_writer
+from diagd.system import fingerprint, only_writer, usable_cores, usable_memory
 from tests.worlds import clips_of, write_shard
 
 HOLD = (
@@ -187,3 +187,50 @@ def test_memory_that_is_kept_is_not_mapped_anew():
     done = subprocess.run([sys.executable, "-c", _FAULTS], check=True, capture_output=True)
     kept, usual = map(int, done.stdout.split())
     assert kept * 10 < usual
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "cores"),
+    [
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n"}, None),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "50000 100000\n"}, 1),
+        ("0::/\n", {"cpu.max": "100000 100000\n"}, 1),  # as a container sees itself
+        (
+            "3:cpu,cpuacct:/a\n0::/x\n",
+            {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"},
+            None,
+        ),
+        (
+            "3:cpu,cpuacct:/gone\n",
+            {"cpu/cpu.cfs_quota_us": "60000\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            1,
+        ),
+    ],
+)
+def test_no_more_threads_than_a_container_may_use(tmp_path, groups, files, cores):
+    free = usable_cores(tmp_path)
+    write_groups(tmp_path, groups, files)
+    assert usable_cores(tmp_path) == (cores or free)
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "memory"),
+    [
+        ("0::/a\n", {"a/memory.max": "max\n"}, None),
+        ("0::/a\n", {"a/memory.max": "max\n", "memory.max": "268435456\n"}, 2**28),
+        ("4:memory:/a\n0::/\n", {"memory/a/memory.limit_in_bytes": "268435456\n"}, 2**28),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+    ],
+)
+def test_no_more_memory_than_a_container_may_use(tmp_path, groups, files, memory):
+    whole = usable_memory(tmp_path)
+    write_groups(tmp_path, groups, files)
+    assert usable_memory(tmp_path) == (memory or whole) <= whole
+
+
+def write_groups(root, groups, files):
+    """Write the control groups of a process and their limits, as a system shows them."""
+    told = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in {"proc/self/cgroup": groups, **told}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="ascii")

@@ -38,7 +38,7 @@ from diagd.families.defaults import GenerationDefaults
 from diagd.metrics.detectors import PUBLISHED
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.world_folder import WorldSource
-from diagd.system import cpu_name, usable_cores
+from diagd.system import cpu_name, usable_cores, usable_memory
 from diagd.threads import LOOK_S, Neighbours, follow_free_cores, threads_from
 
 INSTRUCTIONS = {  # by torch's names of capabilities
@@ -76,8 +76,8 @@ def machine_facts() -> dict[str, Any]:
         "cores_allowed": usable_cores(),
         "load_average": [round(value, 2) for value in psutil.getloadavg()],
         "used_by_others": others,
-        "memory_bytes": memory.total,
-        "memory_available_bytes": memory.available,
+        "memory_bytes": usable_memory(),
+        "memory_available_bytes": min(memory.available, usable_memory()),
     }
 
 

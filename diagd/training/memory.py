@@ -8,12 +8,12 @@ blocks, or, if they are recomputed, the inputs of blocks and the activations of 
 import os
 from dataclasses import dataclass, fields, replace
 
-import psutil
 import torch
 from torch import nn
 
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
+from diagd.system import usable_memory
 from diagd.training.options import ADAPTED, FinetuneOptions
 
 USABLE = 0.9  # share of the memory that a run may take: libraries and fragments need the rest
@@ -81,7 +81,7 @@ def plan_memory(
     ValueError if sequences of `length` tokens do not fit in this machine's memory, or the GPU's.
     """
     lanes = length + options.frames * config.grid_height
-    held, where = psutil.virtual_memory().total, "this machine"
+    held, where = usable_memory(), "this machine"
     if torch.cuda.is_available():
         device = int(os.environ.get("LOCAL_RANK", "0"))
         held, where = torch.cuda.get_device_properties(device).total_memory, "the GPU"

@@ -14,7 +14,6 @@ import torch
 from diagd.backends.native import trained_attention
 from diagd.backends.native.model import NativeModel
 from diagd.decoding.visibility import Seen
-from diagd.system import usable_cores
 from tests.models.feeding import feed
 from tests.models.tiny import random_tokens, tiny_model
 
@@ -94,33 +93,6 @@ def test_callers_may_change_the_number_of_threads_under_each_other():
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork on Windows")
 def test_a_forked_process_makes_threads_of_its_own():
     subprocess.run([sys.executable, "-c", FORK], check=True, timeout=60)
-
-
-@pytest.mark.parametrize(
-    ("groups", "files", "cores"),
-    [
-        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n"}, None),
-        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "50000 100000\n"}, 1),
-        ("0::/\n", {"cpu.max": "100000 100000\n"}, 1),  # as a container sees itself
-        (
-            "3:cpu,cpuacct:/a\n0::/x\n",
-            {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"},
-            None,
-        ),
-        (
-            "3:cpu,cpuacct:/gone\n",
-            {"cpu/cpu.cfs_quota_us": "60000\n", "cpu/cpu.cfs_period_us": "100000\n"},
-            1,
-        ),
-    ],
-)
-def test_no_more_threads_than_a_container_may_use(tmp_path, groups, files, cores):
-    free = usable_cores(tmp_path)
-    told = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
-    for name, text in {"proc/self/cgroup": groups, **told}.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text, encoding="ascii")
-    assert usable_cores(tmp_path) == (cores or free)
 
 
 def test_attention_trains_on_no_more_threads_than_may_be_used(monkeypatch):
