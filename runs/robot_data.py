@@ -49,7 +49,7 @@ class Options:
     """Record episodes of Reacher as a LeRobot dataset."""
 
     out: Path  # folder of the dataset
-    episodes: int = 300
+    episodes: int = 900
     steps: int = 120  # frames of an episode, ten a second
     size: tuple[int, int] = (48, 48)  # height and width in pixels
     version: str = "v3.0"  # or v2.1
