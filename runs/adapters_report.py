@@ -34,7 +34,7 @@ def read_rows(folder: Path) -> Rows:
 
     `change` is against the untouched world under the same strategy, `gap` the distance from the
     untouched world's raster order; all are judged on the same clips. Errors are over seeds, None
-    for one.
+    for one. `recovered` is None where the change of all weights is within its error.
     """
     nll, about = dict[tuple[str, str], dict[int, float]](), dict[str, dict[str, Any]]()
     for path in sorted(folder.glob("*.jsonl")):
@@ -64,7 +64,11 @@ def read_rows(folder: Path) -> Rows:
                 "gap": mean(by_seed.values()) - base["raster"],
             }
         )
-    full = {(r["steps"], r["strategy"]): r["change"] for r in rows if r["arm"] == "full"}
+    full = {
+        (row["steps"], row["strategy"]): row["change"]
+        for row in rows
+        if row["arm"] == "full" and abs(row["change"]) > (row["error"] or 0)
+    }
     for row in rows:
         of_all = full.get((row["steps"], row["strategy"]))
         row["recovered"] = row["change"] / of_all if of_all else None
