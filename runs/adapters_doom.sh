@@ -15,6 +15,6 @@ done
 diagd tokenize --clips "$work/train" --heldout "$work/heldout" --out "$work/tokens" \
   --tokenizer diagd/assets/doom/tokenizer --actions diagd/assets/doom/actions.json
 python runs/transplant.py --world maze --tokens "$work/tokens" --clips "$work/train" --out "$work/start"
-diagd finetune --init "$work/start" --tokens "$work/tokens" --out "$work/doom" --frames 4 \
+diagd finetune --init "$work/start" --tokens "$work/tokens" --out "$work/doom-raster" --frames 4 \
   --batch-size 4 --minutes 45 --strategy raster --no-compile
-runs/adapters.sh "$work/doom" "$work/tokens" 120 --clips 24 --seeds 0 1 2
+runs/adapters.sh "$work/doom-raster" "$work/tokens" 120 --clips 24 --seeds 0 1 2

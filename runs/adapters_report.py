@@ -72,8 +72,7 @@ def read_rows(folder: Path) -> Rows:
     for row in rows:
         of_all = full.get((row["steps"], row["strategy"]))
         row["recovered"] = row["change"] / of_all if of_all else None
-    order = list(dict.fromkeys(row["arm"] for row in rows))
-    return sorted(rows, key=lambda row: (row["steps"], order.index(row["arm"])))
+    return sorted(rows, key=lambda row: (row["steps"], -row["trained"]))
 
 
 def table(rows: Rows) -> str:
@@ -112,17 +111,20 @@ def draw(of_worlds: dict[str, Rows], path: Path) -> None:
         layout="constrained",
         squeeze=False,
     )
+    arms = dict.fromkeys(row["arm"] for rows in of_worlds.values() for row in rows if row["steps"])
+    colours = {arm: f"C{number}" for number, arm in enumerate(arms)}
     for line, (world, rows) in zip(axes, of_worlds.items(), strict=True):
         start = {row["strategy"]: row["gap"] for row in rows if row["arm"] == UNTOUCHED}
         for axis, strategy in zip(line, STRATEGIES, strict=True):
-            for arm in dict.fromkeys(row["arm"] for row in rows if row["steps"]):
+            for arm, colour in colours.items():
                 own = [r for r in rows if (r["arm"], r["strategy"]) == (arm, strategy)]
                 values = [start[strategy], *(row["gap"] for row in own)]
-                axis.plot([0, *(r["steps"] for r in own)], values, marker=".", label=arm)
+                axis.plot([0, *(r["steps"] for r in own)], values, marker=".", color=colour)
             axis.set(title=f"{world}, {strategy}", xlabel="steps")
             axis.grid(alpha=0.3)
         line[0].set(ylabel="nats a token above raster")
-    axes[0, 0].legend(fontsize=7)
+    place = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0), "fontsize": 8}
+    axes[0, -1].legend(axes[0, 0].lines, colours, **place)
     save_figure(figure, path)
 
 

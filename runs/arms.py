@@ -113,7 +113,7 @@ STUDIES = {
             UNTOUCHED: {},
             **{
                 f"{arm}-{steps}": {**flags, "steps": steps}
-                for steps in (50, 200)
+                for steps in (50, 200, 800)
                 for arm, flags in ADAPTERS.items()
             },
         },
