@@ -113,14 +113,18 @@ def test_who_goes_away_frees_the_rows_at_once(serve, images):
     for stream in (False, True):
         with served.held_up():
             address = served.url.removeprefix("http://").split(":")
-            for _ in range(3):  # two run and one waits
+            for _ in range(3):  # the first is begun, then others wait
                 body = json.dumps({**ASKED, "strategy": "raster", "stream": stream}).encode()
                 head = f"POST {IMAGES} HTTP/1.1\r\nhost: localhost\r\n"
                 head += f"content-length: {len(body)}\r\n\r\n"
                 with socket.create_connection((address[0], int(address[1]))) as line:
                     line.sendall(head.encode() + body)
-                    wait_until(lambda: scheduler.running or scheduler.num_waiting)
-            wait_until(lambda: not scheduler.num_waiting)
+                    wait_until(
+                        lambda: (
+                            scheduler.num_waiting or len(scheduler.running) > len(scheduler.gone)
+                        )
+                    )
+                wait_until(lambda: scheduler.gone and not scheduler.num_waiting)
         wait_until(lambda: not scheduler.running)
     assert served.metric("diagd_rows_in_use") == 0
     assert served.metric("diagd_frames_total") == 0
