@@ -103,7 +103,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def _limits(root: Path, controller: str, file: str, *files_v1: str) -> Iterator[list[float]]:
-    """Yield the numbers in a file (or in those of version 1) of this process's control groups."""
+    """Yield the numbers in a file (in those of version 1) of control groups and their parents."""
     try:
         groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux

@@ -59,7 +59,7 @@ def machine_facts() -> dict[str, Any]:
     time.sleep(LOOK_S)
     others = neighbours.share()
     follow_free_cores()
-    memory, features = psutil.virtual_memory(), cpu_features()
+    memory, features = usable_memory(), cpu_features()
     instructions = [name for feature, name in INSTRUCTIONS.items() if features.get(feature)]
     level = torch.backends.cpu.get_cpu_capability()  # coarser, of an older torch
     if not instructions and level != "DEFAULT":
@@ -76,8 +76,8 @@ def machine_facts() -> dict[str, Any]:
         "cores_allowed": usable_cores(),
         "load_average": [round(value, 2) for value in psutil.getloadavg()],
         "used_by_others": others,
-        "memory_bytes": usable_memory(),
-        "memory_available_bytes": min(memory.available, usable_memory()),
+        "memory_bytes": memory,
+        "memory_available_bytes": min(memory, psutil.virtual_memory().available),
     }
 
 

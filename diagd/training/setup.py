@@ -64,7 +64,9 @@ def fit_config(
 def size_of(init: str, clips: TokenClips, options: RunOptions) -> str | None:
     """Return the preset that a checkpoint has the shape of, fitted to the data; None if none."""
     shape = checkpoints.find_model(init).config
-    for name in (name for name, preset in PRESETS.items() if not preset.prefix_length):
+    for name, preset in PRESETS.items():
+        if preset.prefix_length:
+            continue
         fitted = fit_config(name, clips, options.frames_held, options.sliding_frames)
         if dataclasses.replace(fitted, max_positions=shape.max_positions) == shape:
             return name
